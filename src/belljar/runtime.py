@@ -14,13 +14,14 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from belljar.attachments import OperatorSocket, serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, open_data_directory, way_mode
+from belljar.ipc import MessageStream
 from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.run_records import RunRecords
@@ -53,6 +54,9 @@ from belljar.workflows.run_inbox import RunInbox
 from belljar.workflows.step_types import OwnStepTypes, step_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
+if TYPE_CHECKING:
+    from belljar.monitor.local import LocalMonitor
+
 RETRY_S = 30.0
 KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
 
@@ -66,6 +70,35 @@ class Preparation:
     environment: Literal["pending", "ready", "broken"] = "pending"
     zygote: Literal["pending", "warm", "none"] = "pending"
     """The state of the process that sessions are forked from; `none` where there will not be one."""
+
+
+class LateMonitor:
+    """What people see of a runtime's sessions, made when somebody first looks: most servers are never looked at."""
+
+    def __init__(self, registry: Registry, data_directory: Path, name: str) -> None:
+        self._made: LocalMonitor | None = None
+        self._registry = registry
+        self._data_directory = data_directory
+        self._name = name
+
+    def get(self) -> "LocalMonitor":
+        """Return the monitor."""
+        from belljar.monitor.local import LocalMonitor
+
+        if self._made is None:
+            self._made = LocalMonitor(self._registry, self._data_directory, self._name)
+        return self._made
+
+    async def serve(self, stream: MessageStream) -> None:
+        """Answer a connection to the operator's socket with one call of the monitor."""
+        from belljar.monitor.operator_socket import serve_monitor
+
+        await serve_monitor(self.get(), stream)
+
+    async def aclose(self) -> None:
+        """End its threads; may be called twice."""
+        if self._made is not None:
+            await self._made.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +120,7 @@ class Runtime:
     name: str
     """The name of this server among those of its data directory."""
     operators: OperatorSocket
+    late_monitor: "LateMonitor"
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
@@ -176,7 +210,9 @@ async def open_runtime(
                     fills_pool=prepares,
                 ) as registry,
                 serve_operators(run.folder, registry) as operators,
+                aclosing(LateMonitor(registry, settings.data_directory, name)) as late_monitor,
             ):
+                operators.serve_monitor = late_monitor.serve
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()
@@ -210,6 +246,7 @@ async def open_runtime(
                             plugins,
                             name,
                             operators,
+                            late_monitor,
                             toolbox,
                             library,
                         )

@@ -65,6 +65,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "top": CommandEntry(
         "top:command", "Watch the sessions of all running servers of this data directory; q or Ctrl-C ends."
     ),
+    "console": CommandEntry(
+        "console:command", "Open the console: sessions, cells and their output, live, in a browser."
+    ),
     "export": CommandEntry("export:command", "Save everything a session ran, with its output."),
     "replay": CommandEntry(
         "replay:command", "Run a notebook in a fresh session and compare what it says with what is stored in it."

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from belljar import logs
-from belljar.console.serving import ServedConsole, open_console
 from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_with_env_file
@@ -24,6 +23,9 @@ from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, se
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
 from belljar.surfaces.tls import tls_context
+
+if TYPE_CHECKING:
+    from belljar.console.serving import ServedConsole
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -98,6 +100,9 @@ async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
 
 
 async def _serve_http(settings: Settings, stop: StopRequest) -> None:
+    # Imported here, because a server that speaks stdio has no console of its own.
+    from belljar.console.serving import open_console
+
     host, port = parse_bind(settings.http)
     async with open_runtime(settings, prepares=_needs_sessions(settings), takes_runs=True) as runtime:
         stop.has_started = True
@@ -120,7 +125,7 @@ def _needs_sessions(settings: Settings) -> bool:
     return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
-def _tell_ready(settings: Settings, console: ServedConsole | None, url: str) -> None:
+def _tell_ready(settings: Settings, console: "ServedConsole | None", url: str) -> None:
     if console is not None:
         console.url = url
     if settings.log_format == "json":

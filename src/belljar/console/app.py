@@ -9,15 +9,17 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from belljar.console.acts import Acts
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
 from belljar.console.pages import Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.monitor.base import Monitor
 from belljar.settings import Settings
 from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn, cookie_name
+from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
 from belljar.surfaces.rest import PREFIX, RestApi, problem
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
@@ -26,19 +28,38 @@ _YEAR: Final = "public, max-age=31536000, immutable"
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def console_app(monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *, address: str = "") -> ASGIApp:
+def console_app(
+    monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *, address: str = "", flow: CodeFlow | None = None
+) -> ASGIApp:
     """Return the app for all of `PATHS`; it asks for credentials itself."""
     pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
-    entrance = Entrance(sign_in)
+    acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
+    entrance = Entrance(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
+        Route("/console/sessions/{session_id}/files", _shown(pages.files), methods=["GET"]),
+        Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
+        Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
+        Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
+        Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
+        Route("/console/inbox/{question_id:path}", _shown(acts.answer), methods=["POST"]),
+        Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
+        Route("/console/health", _shown(pages.health), methods=["GET"]),
         Route("/console/stream", _answered(streams.serve), methods=["GET"]),
         Route(ENTER, entrance.show, methods=["GET"]),
         Route(ENTER, entrance.enter, methods=["POST"]),
+        *(
+            [
+                Route("/console/oauth/begin", _shown(entrance.begin), methods=["GET"]),
+                Route(CALLBACK, _shown(entrance.finish), methods=["GET"]),
+            ]
+            if flow is not None
+            else []
+        ),
         Route("/console/leave", entrance.leave, methods=["POST"]),
         Route("/console/static/{version}/{name}", _static, methods=["GET"]),
         Route("/frames/{execution_id}/{name}", frames.serve, methods=["GET"]),
@@ -86,7 +107,7 @@ async def _missing(request: Request, _: Exception) -> Response:
 
 def _error_page(request: Request, message: str, hint: str) -> str:
     access = getattr(request.state, "access", None)
-    return render("error.html", access=access, path=request.url.path, message=message, hint=hint)
+    return render("error.html", access=access, path=request.url.path, waiting=0, message=message, hint=hint)
 
 
 async def _static(request: Request) -> Response:
@@ -103,8 +124,9 @@ async def _static(request: Request) -> Response:
 class Entrance:
     """The sign-in page, and signing in and out."""
 
-    def __init__(self, sign_in: BrowserSignIn) -> None:
+    def __init__(self, sign_in: BrowserSignIn, flow: CodeFlow | None = None) -> None:
         self._sign_in = sign_in
+        self._flow = flow
 
     async def show(self, request: Request) -> Response:
         """Answer `GET /console/enter`. A link's token is behind `#`, which only the page itself sees."""
@@ -133,15 +155,42 @@ class Entrance:
             )
             return HTMLResponse(self._page(request, told), status_code=401)
         response = RedirectResponse(wanted if is_own_path(wanted) else "/console", status_code=303)
+        return _with_cookie(response, request, cookie)
+
+    async def begin(self, request: Request) -> Response:
+        """Answer `/console/oauth/begin`: send the browser to the issuer."""
+        if self._flow is None:
+            raise InvalidArgument("this server has no issuer to sign in at")
+        address, cookie = await self._flow.begin(request.query_params.get("next", ""))
+        response = RedirectResponse(address, status_code=303)
+        # Lax, because the issuer's page sends the browser back.
         response.set_cookie(
-            cookie_name(request),
+            _flow_cookie(request),
             cookie,
-            max_age=int(SIGNED_IN_S),
-            path="/",
+            max_age=int(FLOW_S),
+            path=CALLBACK,
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="strict",
+            samesite="lax",
         )
+        return response
+
+    async def finish(self, request: Request) -> Response:
+        """Answer the callback: verify the token that the issuer gives for the code, forget it, and sign in."""
+        if self._flow is None:
+            raise InvalidArgument("this server has no issuer to sign in at")
+        cookie = request.cookies.get(_flow_cookie(request), "")
+        token, wanted = await self._flow.finish(dict(request.query_params), cookie)
+        signed_in = await self._sign_in.with_key(token)
+        if signed_in is None:
+            raise Unauthorized("the issuer's token is not meant for this server", hint="Ask who set up oauth_client_id")
+        # A page that goes on by itself, not a redirect: a browser that comes from the issuer sends no strict cookie
+        # along with a redirect.
+        page = render(
+            "entered.html", access=None, path=CALLBACK, waiting=0, next=wanted if is_own_path(wanted) else "/console"
+        )
+        response = _with_cookie(HTMLResponse(page), request, signed_in)
+        response.delete_cookie(_flow_cookie(request), path=CALLBACK)
         return response
 
     async def leave(self, request: Request) -> Response:
@@ -155,10 +204,29 @@ class Entrance:
         wanted = request.query_params.get("next", "")
         return render(
             "enter.html",
+            waiting=0,
             access=None,
             path=ENTER,
             told=told,
             next=wanted if is_own_path(wanted) else "",
             takes_keys=self._sign_in.takes_keys,
             gives_links=self._sign_in.gives_links,
+            has_issuer=self._flow is not None,
         )
+
+
+def _flow_cookie(request: Request) -> str:
+    return f"{cookie_name(request).removeprefix('__Host-')}-flow"
+
+
+def _with_cookie(response: Response, request: Request, cookie: str) -> Response:
+    response.set_cookie(
+        cookie_name(request),
+        cookie,
+        max_age=int(SIGNED_IN_S),
+        path="/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response

@@ -24,6 +24,13 @@ from belljar.surfaces.rest import problem
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
 _BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}
 _PILLOW: Final = {"image/png": "PNG", "image/jpeg": "JPEG", "image/gif": "GIF", "image/webp": "WEBP"}
+# Elements for which Chromium opens a connection before, or although, a policy forbids what they would load: a host name
+# that is looked up and a port that is knocked at can carry a secret away. Names of elements are ASCII, and controls
+# within them were made visible before.
+_CONNECTING: Final = re.compile(
+    r"<(a|area|applet|base|embed|fencedframe|form|frame|frameset|iframe|link|meta|object|portal)(?=[\s/>]|\Z)",
+    re.IGNORECASE | re.ASCII,
+)
 _MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
 _COMMON: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
@@ -106,7 +113,10 @@ def _forms(event: OutputEvent) -> dict[str, Display]:
 
 async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
     text = content.decode(errors="replace")
-    body = await asyncio.to_thread(_markdown, text) if mime == MARKDOWN else printable(text)
+    if mime == MARKDOWN:
+        text = await asyncio.to_thread(_markdown, text)
+    # A script could make such elements by itself, so that sealing them would only break what it shows.
+    body = printable(text) if runs_scripts else await asyncio.to_thread(_sealed, text)
     nonce = secrets.token_urlsafe(16)
     if runs_scripts:
         scripts = "script-src 'unsafe-inline' 'unsafe-eval' blob:; worker-src blob:"
@@ -117,6 +127,11 @@ async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
     policy = f"sandbox allow-scripts; {_COMMON}; {scripts}"
     document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{_STYLE}</head><body>{body}</body></html>'
     return HTMLResponse(document.encode(errors="replace"), headers={**_HEADERS, "Content-Security-Policy": policy})
+
+
+def _sealed(html: str) -> str:
+    """Return a page without the elements for which a browser opens connections, whatever the policy says."""
+    return _CONNECTING.sub(r"<no-\1", printable(html))
 
 
 def _markdown(text: str) -> str:

@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.monitor.base import Access
 from belljar.surfaces.auth.browser import BrowserSignIn, cookie_name, is_foreign, is_same_origin
+from belljar.surfaces.auth.code_flow import CALLBACK
 from belljar.surfaces.rest import PREFIX, refused
 
 ENTER: Final = "/console/enter"
 STATIC: Final = "/console/static/"
+OAUTH: Final = ("/console/oauth/begin", CALLBACK)
 PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -60,6 +62,9 @@ class ConsoleGuard:
     async def _judge(self, request: Request) -> tuple[Response | None, Access | None]:
         path, is_safe = request.url.path, request.method in _SAFE
         if path.startswith(STATIC) and is_safe:
+            return None, None
+        if path in OAUTH and is_safe:
+            # The issuer sends the browser back here: the flow's own state and cookie are checked instead.
             return None, None
         if path == ENTER:
             is_ours = is_safe or is_same_origin(request)

@@ -10,24 +10,32 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cells import Block, CellOutput, code_markup, stored_pages
+from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
     Access,
+    CallEntry,
     ExecutionEntry,
     Monitor,
+    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
 )
+from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
+_LINES_AT_ONCE: Final = 500
+_WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MOST_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
 _LOST_SHOWN: Final = 20
+_ENDED_SHOWN: Final = 20
+_MOST_LINE_CHARS: Final = 120
 _UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
     "ok": "ok",
@@ -55,7 +63,7 @@ class CellView:
     @property
     def label(self) -> str:
         """Return its number as notebooks write it."""
-        return f"[{self.entry.execution_count or '*' if self.entry.status in _UNFINISHED else ' '}]"
+        return f"[{self.entry.execution_count or ('*' if self.is_running else ' ')}]"
 
     @property
     def words(self) -> str:
@@ -73,9 +81,28 @@ class CellView:
         return duration_words(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
 
     @property
+    def first_line(self) -> str:
+        """Return the first line of its code that is not empty."""
+        lines = (line.strip() for line in self.entry.code.splitlines())
+        return next((line for line in lines if line), "")[:_MOST_LINE_CHARS]
+
+    @property
     def lost_more(self) -> int:
         """Return how many lost names are not listed."""
         return max(0, len(self.entry.lost) - _LOST_SHOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionView:
+    """One question as templates show it."""
+
+    entry: QuestionEntry
+    fields: list[FormField]
+
+    @classmethod
+    def of(cls, entry: QuestionEntry) -> "QuestionView":
+        """Return a question with its form."""
+        return cls(entry, fields_of(entry.fields, is_password=entry.is_password))
 
 
 class ScriptProbe:
@@ -128,7 +155,7 @@ class Pages:
         found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
         live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
         others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
-        return _page(
+        return await self._page(
             "sessions.html",
             request,
             live=live,
@@ -153,7 +180,7 @@ class Pages:
         views = await self.views(access, entries, detail)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
-        return _page(
+        return await self._page(
             "session.html",
             request,
             session=detail,
@@ -176,6 +203,75 @@ class Pages:
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail)
         return HTMLResponse("".join(map(self.cell, views)))
+
+    async def files(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/files`."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        found = await self._monitor.files(access, session_id, after=request.query_params.get("after", "")[:4_096])
+        return await self._page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
+
+    async def timeline(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        cursor = request.query_params.get("cursor", "")
+        found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
+        cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
+        return await self._page("timeline.html", request, session=detail, cells=cells, next=found.next)
+
+    # Questions
+
+    async def inbox(self, request: Request) -> Response:
+        """Answer `/console/inbox`."""
+        access: Access = request.state.access
+        ended = await self._monitor.questions(access, "ended")
+        questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
+        return await self._page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
+
+    def question(self, entry: QuestionEntry) -> str:
+        """Return a question as a part of the inbox."""
+        return render("_question.html", question=QuestionView.of(entry), **_helpers())
+
+    async def _page(self, template: str, request: Request, **values: Any) -> Response:
+        access: Access = request.state.access
+        waiting = len(await self._monitor.questions(access))
+        page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
+        return HTMLResponse(page)
+
+    # One execution, decisions, health
+
+    async def execution(self, request: Request) -> Response:
+        """Answer `/console/executions/ID`: every line of its output, a page at a time, and its tool calls."""
+        access: Access = request.state.access
+        execution_id, query = str(request.path_params["execution_id"]), request.query_params
+        entry = await self._monitor.execution(access, execution_id)
+        first = query.get("first", "1")
+        place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
+        text = query.get("q", "")[:200]
+        lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
+        return await self._page(
+            "execution.html",
+            request,
+            cell=CellView(entry, [], code_markup(entry.code)),
+            lines=lines,
+            count=_LINES_AT_ONCE,
+            q=text,
+            calls=_waterfall(await self._monitor.calls(access, execution_id)),
+            plain=as_plain,
+        )
+
+    async def decisions(self, request: Request) -> Response:
+        """Answer `/console/decisions`."""
+        return await self._page(
+            "decisions.html", request, decisions=await self._monitor.decisions(request.state.access, limit=200)
+        )
+
+    async def health(self, request: Request) -> Response:
+        """Answer `/console/health`."""
+        return await self._page("health.html", request, health=await self._monitor.health(request.state.access))
 
     # Cells
 
@@ -225,12 +321,25 @@ def _place(views: list[CellView]) -> str:
     return f"{last.entry.execution_id}:{max(last.sequence, last.entry.events)}" if last is not None else ""
 
 
+def _waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:
+    """Return tool calls with where each begins and how long it is in a picture of all of them."""
+    if not calls:
+        return []
+    starts = [datetime.fromisoformat(call.started_at).timestamp() for call in calls]
+    begin = min(starts)
+    length = max(start + call.duration_s for start, call in zip(starts, calls, strict=True)) - begin or 1.0
+    scale = _WATERFALL_PIXELS / length
+    return [
+        {
+            **call.model_dump(),
+            "x": f"{(start - begin) * scale:.1f}",
+            "width": f"{max(2.0, call.duration_s * scale):.1f}",
+        }
+        for start, call in zip(starts, calls, strict=True)
+    ]
+
+
 # Pages
-
-
-def _page(template: str, request: Request, **values: Any) -> Response:
-    access: Access = request.state.access
-    return HTMLResponse(render(template, access=access, path=request.url.path, **_helpers(), **values))
 
 
 def _helpers() -> dict[str, Any]:

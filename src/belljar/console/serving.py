@@ -4,17 +4,21 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from belljar.attachments.messages import ConsoleLink
 from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
-from belljar.monitor.local import LocalMonitor
+from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.auth import build_auth
 from belljar.surfaces.auth.browser import BrowserSignIn
-from belljar.surfaces.operations import Operations
+from belljar.surfaces.auth.code_flow import CodeFlow
+from belljar.surfaces.http import transport_security
+from belljar.surfaces.operations import HostGuard, Operations
 
 
 @dataclass(slots=True)
@@ -32,6 +36,18 @@ class ServedConsole:
             return ConsoleLink()
         link = f"{self.url}{ENTER}#{self.sign_in.links.make()}" if self.sign_in.gives_links else ""
         return ConsoleLink(url=f"{self.url}/console", link=link)
+
+
+def code_flow(settings: Settings) -> CodeFlow | None:
+    """Return how people sign in at the issuer; None where the settings name no client for it."""
+    if not (settings.oauth_issuer and settings.oauth_audience and settings.oauth_client_id):
+        return None
+    return CodeFlow(
+        issuer=settings.oauth_issuer,
+        audience=settings.oauth_audience,
+        client_id=settings.oauth_client_id,
+        scopes=settings.oauth_scopes,
+    )
 
 
 def browser_sign_in(settings: Settings) -> BrowserSignIn:
@@ -52,9 +68,10 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     if not settings.console:
         yield None
         return
-    monitor = LocalMonitor(runtime.sessions, settings.data_directory, runtime.name, Operations(runtime).checks)
+    monitor = runtime.late_monitor.get()
+    monitor.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
-    app = console_app(monitor, sign_in, settings)
+    app = console_app(monitor, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     runtime.operators.console_link = console.link
     monitor.start()
@@ -62,4 +79,14 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
         yield console
     finally:
         runtime.operators.console_link = None
-        await monitor.aclose()
+
+
+def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
+    """Return a console, and its app, for the servers of a data directory that have no address of their own."""
+    sign_in = BrowserSignIn()
+    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings)
+    console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
+    # On loopback whatever the servers' own settings are, and for names of loopback only.
+    security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))
+    routes = [Route(path, HostGuard(one, security)) for path, one in console.apps.items()]
+    return console, Starlette(routes=routes)

@@ -7,7 +7,7 @@ comes back names the place up to which it has everything, and goes on there.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,6 +20,9 @@ from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
+_PRESENCE_S: Final = 10.0
+_LOOK_S: Final = 5.0
+_INBOX: Final = "inbox"
 _LIVE: Final = ("running", "idle", "fresh")
 
 
@@ -39,12 +42,64 @@ class PageStreams:
         kind, _, session_id = page.partition(":")
         if kind == "sessions":
             events = self._sessions(access, after)
+        elif kind == "inbox":
+            events = self._inbox(access)
         elif kind == "session":
             await self._monitor.session(access, session_id)  # a plain 404 where there is none
             events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
         else:
             raise InvalidArgument(f"there is no page {page[:64]!r}")
-        return event_stream(events, self._shares, access.principal)
+        return event_stream(self._present(access, events), self._shares, access.principal)
+
+    async def _present(self, access: Access, events: AsyncGenerator[dict[str, str]]) -> AsyncGenerator[dict[str, str]]:
+        """Yield the events while the monitor is told that somebody is there who may answer questions."""
+
+        async def stay() -> None:
+            while True:
+                with suppress(BelljarError):
+                    await self._monitor.note_presence(access)
+                await asyncio.sleep(_PRESENCE_S)
+
+        staying = asyncio.get_running_loop().create_task(stay())
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        finally:
+            staying.cancel()
+            await asyncio.gather(staying, return_exceptions=True)
+
+    async def _inbox(self, access: Access) -> AsyncGenerator[dict[str, str]]:
+        """Yield which questions wait, and those of them that were not sent yet."""
+        wake = asyncio.Event()
+
+        async def listen() -> None:
+            async with aclosing(self._monitor.happenings(access)) as happened:
+                async for item in happened:
+                    if item.kind in ("question", "reset"):
+                        wake.set()
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        sent: set[str] = set()
+        told: list[str] | None = None
+        try:
+            while True:
+                wake.clear()
+                waiting = await self._monitor.questions(access)
+                for entry in waiting:
+                    if entry.id not in sent:
+                        yield change("question", f"question-{entry.id}", self._pages.question(entry))
+                sent = {entry.id for entry in waiting}
+                if (ids := [f"question-{entry.id}" for entry in waiting]) != told:
+                    told = ids
+                    yield change("waiting", ids=ids)
+                # Also without a word: waits of workflows, and questions put before this stream listened.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await _first(wake.wait(), listening)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""
@@ -57,7 +112,7 @@ class PageStreams:
             async with aclosing(self._monitor.happenings(access, after)) as happened:
                 async for item in happened:
                     place = item.id
-                    changed.add(item.session_id if item.kind != "reset" else "")
+                    changed.add({"reset": "", "question": _INBOX}.get(item.kind, item.session_id))
                     wake.set()
 
         listening = asyncio.get_running_loop().create_task(listen())
@@ -71,8 +126,11 @@ class PageStreams:
                 if "" in ids:
                     yield change("reload", id=at)
                     continue
+                if _INBOX in ids:
+                    yield change("inbox", count=len(await self._monitor.questions(access)))
                 for session_id in ids:
-                    yield await self._row(access, session_id, at)
+                    if session_id != _INBOX:
+                        yield await self._row(access, session_id, at)
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
@@ -163,6 +221,7 @@ class SessionPageStream:
                 yield change("undone", ids=[f"cell-{execution_id}" for execution_id in item.undone])
             case "session" if item.session is not None:
                 html = self._pages.session_header(self._access, item.session)
+                yield change("inbox", count=len(await self._monitor.questions(self._access)))
                 yield change("replace", "session-state", html, running=item.session.state == "running")
             case "gone":
                 yield change("gone")

@@ -50,7 +50,10 @@ _CALL = (
 )
 # Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
 MOST_CALLS = 1_000
-_RECORD = "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client FROM executions"  # noqa: E501
+_RECORD = (
+    "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client "
+    "FROM executions"
+)
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
@@ -177,7 +180,8 @@ class Journal(JournalWriter):
             return None
         row = next(self.rows(f"{_RECORD} WHERE id = ?", (execution_id,)), None)
         for values in self.values_of(_BEGIN):
-            row = (*values[:4], None, None, values[-1], values[4], *values[6:8]) if values[0] == execution_id else row
+            begun = (*values[:4], None, None, values[-1], values[4], *values[6:8])
+            row = begun if values[0] == execution_id else row
         for result, *_, finished in self.values_of(_FINISH):
             row = (*row[:4], result, *row[5:]) if row and finished == execution_id else row
         return _record(row) if row else None

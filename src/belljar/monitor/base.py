@@ -207,16 +207,20 @@ class QuestionEntry(Model):
     """A question that waits for a person, or was put to one."""
 
     id: str
+    kind: Literal["execution", "workflow"] = "execution"
+    owner: str
     session_id: str
-    execution_id: str
+    execution_id: str = ""
     message: str
-    question_schema: dict[str, JsonValue] = Field(default_factory=dict, serialization_alias="schema")
-    state: str
+    fields: dict[str, JsonValue] = {}
+    """A JSON Schema of the answer; empty for plain consent."""
+    is_password: bool = False
+    state: Literal["waiting", "answered", "declined", "expired", "withdrawn"] = "waiting"
     put_at: str
-    expires_at: str = ""
+    expires_at: str | None = None
+    ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
-    is_password: bool = False
 
 
 # What happens
@@ -428,7 +432,11 @@ class Monitor(Protocol):
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> QuestionEntry:
-        """Answer a question that waits."""
+        """Answer a question that waits; `QuestionClosed` says who was first."""
+        ...
+
+    async def note_presence(self, access: Access) -> None:
+        """Note that somebody who may answer questions looks on."""
         ...
 
 

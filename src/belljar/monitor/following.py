@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from belljar.executions.execution import Execution
 from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS, ExecutionEntry, Followed, SessionEntry, Tail
@@ -16,11 +17,12 @@ from belljar.monitor.history import ExecutionRow, HistoryReader
 from belljar.sessions.changes import ChangeLog
 
 _TEXT = ("stdout", "stderr", "notice")
-_ROWS = 20
 _EVENTS = 500
 _TAIL_INTERVAL_S = 0.25
 # How long to wait at most before looking again although nothing was published: for a change that was missed.
 _LOOK_S = 5.0
+# A row is in the file some 50 ms after its change was published.
+_SETTLE_S = 0.3
 _UNFINISHED = ("queued", "running")
 
 
@@ -62,8 +64,8 @@ class SessionFollower:
         self._live = live
         self._entry = entry
         self._session = session
-        self._place = 0
-        """The cells before this place in the journal are done with."""
+        self._settled_at = time.monotonic() + _SETTLE_S
+        """Until then what was published may not be in the file yet."""
 
     async def run(self, after: str) -> AsyncGenerator[Followed]:
         """Yield what happened after a place and what happens from now on, until the session is gone."""
@@ -126,6 +128,7 @@ class SessionFollower:
             if change.kind == "execution" and change.state == "undone":
                 undone.append(change.execution_id)
             is_changed = True
+            self._settled_at = time.monotonic() + _SETTLE_S
             is_gone = is_gone or (change.kind == "session" and change.state == "gone")
         if undone:
             yield Followed(kind="undone", undone=undone)
@@ -191,12 +194,21 @@ class SessionFollower:
             yield Followed(kind="tail", id=cell.id, execution_id=cell.row.id, tail=whole)
         await asyncio.sleep(max(0.0, _TAIL_INTERVAL_S - (time.monotonic() - read_at)))
 
+    async def _changed(self, number: int) -> None:
+        """Wait for a change of this session after a number, or until it is time to look anyway."""
+        deadline = time.monotonic() + _LOOK_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            if any(change.session_id == self._session_id for change in self._changes.after(number)):
+                return
+            number = self._changes.number
+            await self._changes.wait(number, left_s)
+
     async def _wait(self, cell: _Cell | None, number: int) -> None:
         """Wait until something may be new."""
-        if self._changes.number > number:
-            await asyncio.sleep(BATCH_INTERVAL_S)  # of another session, maybe; or not in the file yet
+        if time.monotonic() < self._settled_at:
+            await asyncio.sleep(BATCH_INTERVAL_S)
             return
-        waits = [asyncio.ensure_future(self._changes.wait(number, _LOOK_S))]
+        waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._changed(number))]
         execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
         if execution is not None and cell is not None:
             if execution.sequence > cell.sequence or execution.is_finished:

@@ -41,7 +41,9 @@ _LIST = (
 )
 _EXECUTION = (
     "SELECT rowid, id, session_id, principal, code, submitted_at, started_at, ended_at, undone_at, dropped_at, author, "
-    "client, output_bytes, result FROM executions"
+    "client, output_bytes, "
+    "coalesce((SELECT run FROM sessions WHERE id = executions.session_id AND state = 'live'), ''), result "
+    "FROM executions"
 )
 _EVENTS = "SELECT sequence, kind, text, data FROM events WHERE execution_id = ?"
 
@@ -83,6 +85,8 @@ class ExecutionRow(NamedTuple):
     author: str
     client: str
     output_bytes: int
+    live_run: str
+    """The server that has its session; empty while the session is not live."""
     result: ExecutionResult | None
 
 

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
+from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import KILLED
 from belljar.logs import pseudonym
@@ -69,12 +70,12 @@ class LocalMonitor:
         registry: Registry,
         data_directory: Path,
         run: str,
-        check: Callable[[], Awaitable[dict[str, str]]] | None = None,
     ) -> None:
         self._registry = registry
         self._data_directory = data_directory
         self._run = run
-        self._check = check
+        self.check: Callable[[], Awaitable[dict[str, str]]] | None = None
+        """Says whether the server works; a surface that has such checks sets it."""
         self._history = HistoryReader(data_directory / "journal.sqlite")
         self._usage = UsageSampler(registry.all, registry.changes)
 
@@ -91,7 +92,7 @@ class LocalMonitor:
 
     async def health(self, access: Access) -> Health:
         """See `Monitor`. Owners see no numbers that are about others."""
-        checks = await self._check() if self._check is not None else {}
+        checks = await self.check() if self.check is not None else {}
         sessions = self._registry.all()
         settings = self._registry.settings
         own = [session for session in sessions if access.may_see(session.principal)]
@@ -291,9 +292,11 @@ class LocalMonitor:
         return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
-        """See `Monitor`. Questions have no records yet, so there is nothing to list."""
-        del access, state
-        return []
+        """See `Monitor`."""
+        inbox, whose = self._registry.inbox, _whose(access)
+        if state not in ("waiting", "ended"):
+            raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
+        return [*map(_question, inbox.waiting(whose) if state == "waiting" else inbox.ended(whose))]
 
     # What happens
 
@@ -351,7 +354,8 @@ class LocalMonitor:
     ) -> str:
         """See `Monitor`."""
         session = await self._reach(access, session_id)
-        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, author=access.name)
+        may_ask = self._registry.inbox.may_ask(session.principal)
+        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
         known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
         if known is not None:
             return known
@@ -411,8 +415,14 @@ class LocalMonitor:
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> QuestionEntry:
         """See `Monitor`."""
-        del access, action, values
-        raise InvalidArgument(f"there is no question {question_id[:64]!r}", hint="GET /questions lists those that wait")
+        inbox, whose = self._registry.inbox, _whose(access)
+        by = access.name or access.principal
+        await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
+        return _question(inbox.find(question_id, whose))
+
+    async def note_presence(self, access: Access) -> None:
+        """See `Monitor`."""
+        self._registry.inbox.note_presence(_whose(access))
 
     # Access
 
@@ -425,7 +435,8 @@ class LocalMonitor:
 
     async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
         row = await self._history.execution(execution_id)
-        if row is None or not access.may_see(row.principal):
+        is_elsewhere = row is not None and row.live_run not in ("", self._run)
+        if row is None or not access.may_see(row.principal) or is_elsewhere:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} does not exist")
         return row
 
@@ -524,6 +535,30 @@ class LocalMonitor:
         if live is None:
             return entry.model_copy(update={"cause": KILLED, "state": "lost"})
         return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
+
+
+def _whose(access: Access) -> str | None:
+    """Return whose questions somebody may answer; None for those of all owners."""
+    return None if access.is_operator else access.principal
+
+
+def _question(question: InboxQuestion) -> QuestionEntry:
+    return QuestionEntry(
+        id=question.id,
+        kind=question.kind,
+        owner=question.owner,
+        session_id=question.session_id,
+        execution_id=question.execution_id,
+        message=question.message,
+        fields=question.fields,
+        is_password=question.is_password,
+        state=question.state,
+        put_at=iso_ms(question.put_at),
+        expires_at=iso_ms(question.expires_at) if question.expires_at else None,
+        ended_at=iso_ms(question.ended_at) if question.ended_at else None,
+        answered_by=question.answered_by,
+        answered_in=question.answered_in,
+    )
 
 
 def _running_cell(execution: Execution) -> RunningCell:

@@ -37,7 +37,9 @@ class UsageSampler:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Begin to sample, unless it does already."""
+        if self._task is not None:
+            return
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def aclose(self) -> None:

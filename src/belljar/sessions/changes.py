@@ -7,9 +7,8 @@ is not here: it is in the journal. Nobody who reads counts as somebody who uses 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import takewhile
 from typing import Literal
 
 MOST_KEPT = 10_000
@@ -58,9 +57,10 @@ class ChangeLog:
         oldest = self._kept[0].number if self._kept else self._number + 1
         return oldest - 1 <= number <= self._number
 
-    def after(self, number: int) -> Iterator[Change]:
+    def after(self, number: int) -> list[Change]:
         """Return the changes after `number`, oldest first, as far as they are kept."""
-        return dropwhile(lambda change: change.number <= number, list(self._kept))
+        # From the end, so that a reader who is nearly up to date costs nothing.
+        return [*takewhile(lambda change: change.number > number, reversed(self._kept))][::-1]
 
     async def wait(self, number: int, wait_s: float) -> bool:
         """Wait until there is a change after `number`; return False when `wait_s` passed without one."""

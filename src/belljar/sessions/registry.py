@@ -18,7 +18,7 @@ from belljar import measures, spans
 from belljar.errors import Busy, SessionNotFound
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
-from belljar.executions.inbox import Inbox
+from belljar.executions.inbox import Inbox, InboxQuestion
 from belljar.executions.shared_folder import open_owner_folders
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
@@ -96,6 +96,7 @@ class Registry:
         """What happens to its sessions, for those who look on."""
         self.inbox = Inbox(journal, settings.ask_in_console)
         """What waits for people outside the clients."""
+        self.inbox.on_change.append(self._publish_question)
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
         self.closer = SessionCloser(
             self._sessions,
@@ -107,6 +108,10 @@ class Registry:
             handover=handover,
             changes=self.changes,
         )
+
+    def _publish_question(self, question: InboxQuestion) -> None:
+        state = "put" if question.state == "waiting" else question.state
+        self.changes.publish("question", state, question.session_id, question.owner, question.execution_id)
 
     # New sessions
 

@@ -317,6 +317,11 @@ class Settings(BaseSettings):
         "", description="Where the issuer's signing keys are; empty means what the issuer's metadata says."
     )
     oauth_scopes: Annotated[list[str], MORE] = Field([], description="Scopes that every token must carry.")
+    oauth_client_id: Annotated[str, NEVER] = Field(
+        "",
+        description="The public client under which people sign in to the console at this issuer (authorisation code "
+        "with PKCE); its redirect URI is `/console/oauth/callback` of `oauth_audience`'s host.",
+    )
     allowed_hosts: Annotated[list[str], FEWER] = Field(
         [], description="`Host` headers accepted beside those of the address that is served."
     )

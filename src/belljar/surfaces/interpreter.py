@@ -146,11 +146,12 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s)
         try:
+            may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
             cell = make_cell(
                 self._settings,
                 code,
                 timeout_s=timeout_s,
-                allow_input=can_ask(ctx) or self._sessions.inbox.may_ask(current_principal()),
+                allow_input=may_ask,
                 filename=filename,
                 client=client_name(ctx),
             )

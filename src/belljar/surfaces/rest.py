@@ -29,6 +29,8 @@ from belljar.errors import (
     InvalidArgument,
     KernelDied,
     NoCheckpoint,
+    QuestionClosed,
+    QuestionNotFound,
     SessionNotFound,
     TooLarge,
     Unauthorized,
@@ -61,6 +63,8 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     ExecutionNotFound: 404,
     FileMissing: 404,
     Unauthorized: 401,
+    QuestionNotFound: 404,
+    QuestionClosed: 409,
     NoCheckpoint: 409,
     CodeRejected: 409,
     Busy: 409,
@@ -349,7 +353,7 @@ class RestApi:
                 "Questions to a person",
                 self._questions,
                 Questions,
-                {"state": Parameter("waiting or answered", "waiting")},
+                {"state": Parameter("waiting or ended", "waiting")},
             ),
             Operation(
                 "POST", "/questions/{question_id}", "Answer a question", self._answer, QuestionEntry, body=AnswerRequest

@@ -1,7 +1,9 @@
 // One session as a notebook that grows while its cells run.
 import { loadBlocks } from "./blocks.js";
 import { startClock } from "./clock.js";
+import { startComposing } from "./compose.js";
 import { listenToFrames, sizeFrames } from "./frames.js";
+import { startKeys } from "./keys.js";
 import { addText, append, parsed, replace } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -18,8 +20,9 @@ let isFollowing = isAtEnd();
 /** @type {Change[] | null} */
 let held = null;
 
+// The end of the cells, above the form that runs one.
 function isAtEnd() {
-  return innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_END;
+  return cells.getBoundingClientRect().bottom <= innerHeight + NEAR_END;
 }
 
 addEventListener(
@@ -36,7 +39,8 @@ followButton.addEventListener("click", () => {
 });
 
 function scrollToEnd() {
-  scrollTo({ top: document.documentElement.scrollHeight });
+  const surplus = cells.getBoundingClientRect().bottom - innerHeight + NEAR_END;
+  if (surplus > 0 || scrollY === 0) scrollBy(0, surplus);
 }
 
 // A pause holds the page still and counts what it holds back
@@ -166,6 +170,9 @@ sizeFrames(document);
 listenToFrames();
 loadBlocks(cells);
 startClock();
+startComposing();
+startKeys();
 pauseButton.hidden = !document.querySelector("#session-state .state-running");
 if (!location.hash) scrollToEnd();
+isFollowing = !location.hash;
 openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", receive);

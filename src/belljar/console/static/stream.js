@@ -3,7 +3,7 @@
 
 /**
  * @typedef {{do: string, target: string, html?: string, text?: string, ids?: string[], list?: string, outputs?: string,
- *   ended?: string, running?: boolean}} Change
+ *   ended?: string, running?: boolean, count?: number}} Change
  */
 
 const RETRY_MS = [1000, 2000, 5000, 10000];
@@ -37,7 +37,9 @@ export function openStream(page, after, apply) {
     source.addEventListener("change", (event) => {
       const message = /** @type {MessageEvent<string>} */ (event);
       if (message.lastEventId) place = message.lastEventId;
-      apply(JSON.parse(message.data));
+      const change = JSON.parse(message.data);
+      if (change.do === "inbox") showWaiting(change.count ?? 0);
+      else apply(change);
     });
     // We reconnect ourselves, with the place in the address: a browser gives up for good at some answers.
     source.addEventListener("error", () => {
@@ -45,6 +47,7 @@ export function openStream(page, after, apply) {
       lostAt ??= new Date();
       showConnection(`Not connected since ${lostAt.toLocaleTimeString()}; nothing is lost, trying again`);
       timer = setTimeout(open, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
+      void askToSignIn();
     });
   }
 
@@ -57,6 +60,29 @@ export function openStream(page, after, apply) {
   addEventListener("pagehide", close);
   addEventListener("pageshow", open);
   open();
+}
+
+/** A server that was started again knows nobody: then the person has to sign in once more. */
+async function askToSignIn() {
+  const answer = await fetch("/api/v1/health", { method: "HEAD" }).catch(() => null);
+  const place = document.getElementById("connection");
+  if (answer?.status !== 401 || !place) return;
+  const link = document.createElement("a");
+  link.href = `/console/enter?next=${encodeURIComponent(location.pathname)}`;
+  link.textContent = "You are signed out: sign in again";
+  place.replaceChildren(link);
+}
+
+/** @param {number} count how many questions wait for a person */
+function showWaiting(count) {
+  const place = document.getElementById("waiting");
+  if (!place) return;
+  const isMore = count > (Number(place.textContent) || 0);
+  place.textContent = count ? ` ${count}` : "";
+  place.hidden = !count;
+  document.title = `${count ? `(${count}) ` : ""}${document.title.replace(/^\(\d+\) /, "")}`;
+  const alarm = document.getElementById("alarm");
+  if (alarm && isMore) alarm.textContent = "A question waits for you in the inbox";
 }
 
 /** @param {string} text */

@@ -67,16 +67,16 @@ class IssuerKeys:
 
     async def _fetch(self) -> list[dict[str, Any]]:
         async with httpx2.AsyncClient(timeout=_FETCH_TIMEOUT_S) as client:
-            document = await _get_json(client, self._jwks_url or await self._discover(client))
+            document = await get_json(client, self._jwks_url or await self._discover(client))
         keys = document.get("keys")
         if not isinstance(keys, list):
             raise ValueError("its key set has no list of keys")  # noqa: TRY004 - bad data, not a bad call
         return [key for key in cast("list[Any]", keys) if _is_signing_key(key)]
 
     async def _discover(self, client: httpx2.AsyncClient) -> str:
-        for url in _metadata_urls(self._issuer):
+        for url in metadata_urls(self._issuer):
             try:
-                metadata = await _get_json(client, url)
+                metadata = await get_json(client, url)
             except httpx2.HTTPStatusError:
                 continue
             jwks_url = metadata.get("jwks_uri")
@@ -86,7 +86,8 @@ class IssuerKeys:
         raise ValueError("no metadata of it names where its keys are")
 
 
-async def _get_json(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
+async def get_json(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
+    """Return the JSON object at a URL."""
     response = await client.get(url, headers={"accept": "application/json"})
     response.raise_for_status()
     document = response.json()
@@ -102,7 +103,7 @@ def _is_signing_key(key: Any) -> bool:
     return key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"
 
 
-def _metadata_urls(issuer: str) -> list[str]:
+def metadata_urls(issuer: str) -> list[str]:
     """Return where RFC 8414 and OpenID Connect put an issuer's metadata, in the order of the MCP specification."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")

@@ -1,0 +1,89 @@
+"""What a person does in a session with forms of its page: run a cell, interrupt, fork, rewind, upload, end.
+
+Every act goes through `Monitor` under the person's name. Works without scripts: each form posts and comes back.
+"""
+
+from typing import Final
+from urllib.parse import quote
+
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from belljar.console.forms import MOST_FIELDS, sent_values
+from belljar.errors import InvalidArgument, TooLarge
+from belljar.monitor.base import Access, Monitor
+
+_MOST_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
+_FORM_BYTES: Final = 64 * 1024
+_ANSWER_BYTES: Final = 1024 * 1024
+
+
+class Acts:
+    """The forms of a session's page."""
+
+    def __init__(self, monitor: Monitor, *, max_upload_bytes: int) -> None:
+        self._monitor = monitor
+        self._max_upload_bytes = max_upload_bytes
+
+    async def serve(self, request: Request) -> Response:
+        """Answer `POST /console/sessions/ID/ACT`."""
+        access: Access = request.state.access
+        session_id, act = str(request.path_params["session_id"]), str(request.path_params["act"])
+        length = request.headers.get("content-length", "")
+        most = self._max_upload_bytes + _FORM_BYTES if act == "upload" else _MOST_CODE_FORM_BYTES
+        if not length.isdecimal() or int(length) > most:
+            raise TooLarge(f"the form has more than {most:,} bytes")
+        async with request.form(max_files=1, max_fields=5, max_part_size=_MOST_CODE_FORM_BYTES) as form:
+            fields = {name: value for name, value in form.items() if isinstance(value, str)}
+            file = form.get("file")
+            if act == "upload" and isinstance(file, UploadFile):
+                name = fields.get("name", "").strip() or (file.filename or "").replace("\\", "/").rpartition("/")[2]
+                await self._monitor.write_file(access, session_id, name, await file.read())
+                return _back(session_id)
+        return await self._act(access, session_id, act, fields)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer `POST /console/inbox/ID`: pass a person's answer on. Its values are not kept."""
+        access: Access = request.state.access
+        question_id = str(request.path_params["question_id"])
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > _ANSWER_BYTES:
+            raise TooLarge(f"the answer has more than {_ANSWER_BYTES:,} bytes")
+        async with request.form(max_files=0, max_fields=2 * MOST_FIELDS) as form:
+            sent = {name: value for name, value in form.items() if isinstance(value, str)}
+        asked = next((one for one in await self._monitor.questions(access) if one.id == question_id), None)
+        action = "decline" if sent.get("action") == "decline" else "accept"
+        values = sent_values(asked.fields, sent) if asked is not None and action == "accept" else {}
+        await self._monitor.answer(access, question_id, action, values)
+        return RedirectResponse("/console/inbox", status_code=303)
+
+    async def _act(self, access: Access, session_id: str, act: str, fields: dict[str, str]) -> Response:
+        monitor = self._monitor
+        match act:
+            case "run":
+                # Forms end lines as HTTP does; Python would take no notice, but the code is shown again.
+                execution_id = await monitor.run_cell(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
+                return _back(session_id, f"#cell-{execution_id}")
+            case "interrupt":
+                await monitor.interrupt(access, session_id)
+            case "fork":
+                forked = await monitor.fork(access, session_id, fields.get("at", ""))
+                return _back(forked.session_id)
+            case "rewind":
+                await monitor.rewind(access, session_id, fields.get("to", ""))
+            case "end":
+                await monitor.end(access, session_id)
+                return RedirectResponse("/console", status_code=303)
+            case "delete":
+                await monitor.delete_file(access, session_id, fields.get("name", ""))
+                return _back(session_id, "/files")
+            case "upload":
+                raise InvalidArgument("no file was chosen", hint="Choose a file first")
+            case _:
+                raise InvalidArgument(f"there is no act {act[:64]!r}")
+        return _back(session_id)
+
+
+def _back(session_id: str, place: str = "") -> Response:
+    return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}{place}", status_code=303)

@@ -1,0 +1,213 @@
+"""One suite for every implementation of `Monitor`: in the server's process, and over the sockets of servers."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+from calls import Caller, connected, held, opened_runtime, until_said
+
+from belljar.environments import Environment
+from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
+from belljar.monitor.base import Access, Followed, Monitor, SessionFilter
+from belljar.monitor.remote import RemoteMonitor
+from belljar.runtime import Runtime
+
+pytestmark = pytest.mark.anyio
+
+OPERATOR = Access("local", is_operator=True, name="olga")
+STRANGER = Access("key:stranger")
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Runtime]:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("monitor")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def agent(runtime: Runtime) -> AsyncGenerator[Caller]:
+    async with connected(runtime) as caller:
+        yield caller
+
+
+@pytest.fixture(params=["local", "remote"])
+def monitor(request: pytest.FixtureRequest, runtime: Runtime) -> Monitor:
+    return runtime.late_monitor.get() if request.param == "local" else RemoteMonitor(runtime.settings.data_directory)
+
+
+async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) -> None:
+    ran = await agent.execute("print('one')\nopen('f.txt', 'w').write('x')\n2")
+    failed = await agent.execute("1/0", ran.session_id)
+    detail = await monitor.session(OPERATOR, ran.session_id)
+    assert (detail.state, detail.owner, detail.executions) == ("idle", "local", 2)
+    cells = await monitor.executions(OPERATOR, ran.session_id)
+    assert [(cell.execution_id, cell.status) for cell in cells.items] == [
+        (failed.execution_id, "error"),
+        (ran.execution_id, "ok"),
+    ]
+    assert cells.next is None
+    first = await monitor.execution(OPERATOR, ran.execution_id)
+    assert ([file.name for file in first.files], first.client, first.execution_count) == (["f.txt"], "mcp", 1)
+    events, has_more = await monitor.output(OPERATOR, ran.execution_id)
+    assert ([event.kind for event in events], has_more) == (["stdout", "result"], False)
+    assert await monitor.excerpt(OPERATOR, ran.execution_id) == events
+    assert (await monitor.lines(OPERATOR, ran.execution_id, 1, 10)).lines == ["one"]
+    assert (await monitor.result(OPERATOR, ran.execution_id)).result == "2"
+    assert await monitor.read_file(OPERATOR, ran.session_id, "f.txt") == b"x"
+    assert b"ZeroDivisionError" in await monitor.notebook(OPERATOR, ran.session_id, "ipynb")
+
+
+async def test_pages_of_cells_go_on_where_the_last_ended(monitor: Monitor, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    made = [(await agent.execute(str(number), session_id)).execution_id for number in range(5)]
+    first = await monitor.executions(OPERATOR, session_id, limit=2)
+    second = await monitor.executions(OPERATOR, session_id, first.next or "", limit=2)
+    third = await monitor.executions(OPERATOR, session_id, second.next or "", limit=2)
+    pages = [first, second, third]
+    assert [cell.execution_id for page in pages for cell in page.items] == made[::-1]
+    assert third.next is None
+    assert await monitor.blocks(OPERATOR, session_id, 2) == [first.next, second.next]
+
+
+async def test_lists_by_state_and_text(monitor: Monitor, agent: Caller) -> None:
+    made = await monitor.create(OPERATOR, reason="Umbrella 1")
+    found = await monitor.sessions(OPERATOR, SessionFilter(text="umbrella"))
+    assert made.session_id in [entry.session_id for entry in found.items]
+    assert (await monitor.sessions(OPERATOR, SessionFilter(state="running"))).items == []
+    one = await monitor.sessions(OPERATOR, SessionFilter(), limit=1)
+    rest = await monitor.sessions(OPERATOR, SessionFilter(), one.next or "", limit=100)
+    everything = await monitor.sessions(OPERATOR, SessionFilter(), limit=100)
+    assert [*one.items, *rest.items] == everything.items
+    await monitor.end(OPERATOR, made.session_id)
+    assert (await monitor.session(OPERATOR, made.session_id)).last_cause == "was ended by olga"
+
+
+async def test_another_owner_sees_what_an_unknown_id_gives(monitor: Monitor, agent: Caller) -> None:
+    ran = await agent.execute("1")
+    for method, kind, name, known in [
+        (monitor.session, SessionNotFound, "session", ran.session_id),
+        (monitor.executions, SessionNotFound, "session", ran.session_id),
+        (monitor.files, SessionNotFound, "session", ran.session_id),
+        (monitor.interrupt, SessionNotFound, "session", ran.session_id),
+        (monitor.fork, SessionNotFound, "session", ran.session_id),
+        (monitor.end, SessionNotFound, "session", ran.session_id),
+        (monitor.execution, ExecutionNotFound, "execution", ran.execution_id),
+        (monitor.result, ExecutionNotFound, "execution", ran.execution_id),
+        (monitor.calls, ExecutionNotFound, "execution", ran.execution_id),
+    ]:
+        told = [await refusal(method(STRANGER, one)) for one in (known, "0" * 32)]
+        assert all(isinstance(error, kind) for error in told)
+        assert told[0].message.replace(known, "") == told[1].message.replace("0" * 32, ""), name
+    assert (await monitor.sessions(STRANGER, SessionFilter(owner="local"))).items == []
+
+
+async def refusal(call: object) -> BelljarError:
+    with pytest.raises(BelljarError) as caught:
+        await call  # pyright: ignore[reportGeneralTypeIssues]
+    return caught.value
+
+
+async def test_forged_cursors_are_refused(monitor: Monitor, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    for cursor in ("x", "%%%", "LTE", "MTIz" * 30):
+        with pytest.raises(InvalidArgument):
+            await monitor.executions(OPERATOR, session_id, cursor)
+
+
+async def test_follows_a_cell_and_goes_on_from_a_place(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+    session_id = await agent.new_session()
+    running = await agent.execute("print('a', flush=True)\n" + held("go") + "print('b')", session_id, wait_s=0)
+    await until_said(runtime, running.execution_id, "held")
+    texts, place = "", ""
+    async with aclosing(monitor.follow(OPERATOR, session_id)) as happened:
+        async for item in happened:
+            if item.output is not None:
+                texts, place = texts + item.output.text, item.id
+            if "held" in texts:
+                break
+    assert (await monitor.execution(OPERATOR, running.execution_id)).status == "running"
+    now = (await monitor.session(OPERATOR, session_id)).now
+    assert now is not None
+    assert now.first_line == "print('a', flush=True)"
+    await agent.release(session_id, "go")
+    last: Followed | None = None
+    async with aclosing(monitor.follow(OPERATOR, session_id, place)) as happened:
+        async for item in happened:
+            texts += item.output.text if item.output else ""
+            last = item
+            if item.kind == "ended":
+                break
+    assert texts == "a\nheld\nb\n"
+    assert last is not None
+    assert last.execution is not None
+    assert last.execution.status == "ok"
+
+
+async def test_long_output_of_a_running_cell_is_told_by_its_end(
+    monitor: Monitor, agent: Caller, runtime: Runtime
+) -> None:
+    session_id = await agent.new_session()
+    code = "for n in range(20_000): print('number', n)\n" + held("go")
+    running = await agent.execute(code, session_id, wait_s=0)
+    chars = 0
+    async with aclosing(monitor.follow(OPERATOR, session_id)) as happened:
+        async for item in happened:
+            chars += len(item.output.text) if item.output else 0
+            if item.tail is not None and "held" in item.tail.text:
+                assert item.tail.lines == 20_001
+                assert len(item.tail.text.split("\n")) <= 51
+                break
+    assert chars < 200_000
+    await agent.release(session_id, "go")
+    await agent.ended(running.execution_id)
+    events = await monitor.excerpt(OPERATOR, running.execution_id)
+    text = "".join(event.text for event in events)
+    assert len(text) < 21_000
+    assert text.startswith("number 0\n")
+    assert "characters left out here" in text
+    lines = await monitor.lines(OPERATOR, running.execution_id, 19_999, 2, "number 777")
+    assert (lines.lines, lines.total) == (["number 19998", "number 19999"], 20_001)
+    assert lines.matches[0] == 778
+
+
+async def test_acts_reach_the_session(monitor: Monitor, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    execution_id = await monitor.run_cell(OPERATOR, session_id, "while True: pass", key="k")
+    with pytest.raises(InvalidArgument):
+        await monitor.run_cell(OPERATOR, session_id, "other", key="k")
+    assert await monitor.interrupt(OPERATOR, session_id) == [execution_id]
+    entry = await monitor.execution(OPERATOR, execution_id)
+    assert (entry.status, entry.author) == ("interrupted", "olga")
+    assert "by olga" in (entry.cause or "")
+    await monitor.write_file(OPERATOR, session_id, "a.bin", b"\x00\xff")
+    assert [file.name for file in (await monitor.files(OPERATOR, session_id)).items] == ["a.bin"]
+    assert await monitor.read_file(OPERATOR, session_id, "a.bin") == b"\x00\xff"
+    await monitor.delete_file(OPERATOR, session_id, "a.bin")
+    assert (await monitor.files(OPERATOR, session_id)).items == []
+    # Keys belong to their owner, so the next implementation under test needs it again.
+    await monitor.end(OPERATOR, session_id)
+
+
+async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -> None:
+    async with aclosing(monitor.happenings(OPERATOR)) as happened:
+        first = asyncio.ensure_future(anext(happened))
+        made: list[str] = []
+
+        while not first.done():  # a reader hears of what comes after it began to listen, which takes a moment
+            made.append(await agent.new_session())
+            await asyncio.wait([first], timeout=0.5)
+        seen = [await first]
+        while seen[-1].state != "made":
+            seen.append(await anext(happened))
+        assert (seen[-1].kind, seen[-1].session_id in made) == ("session", True)
+        for session_id in made:
+            await agent.fields("clear_session", session_id=session_id)
+        async for item in happened:
+            if item.state == "gone":
+                assert item.session_id in made
+                break
+    health = await monitor.health(OPERATOR)
+    assert [server.is_answering for server in health.servers] == [True]
