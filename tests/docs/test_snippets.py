@@ -4,6 +4,7 @@ import asyncio
 import base64
 import inspect
 import json
+import os
 import re
 import sys
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -63,6 +64,10 @@ def place(default_environment: Environment, tmp_path: Path, monkeypatch: pytest.
     "snippet", [snippet for snippet in PROGRAMS if ADDRESS not in snippet.text], ids=lambda snippet: snippet.place
 )
 def test_programs_run_as_they_stand(snippet: Snippet, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each starts an engine of its own, which takes seconds: what `tests/test_api.py` tries too is for long runs.
+    is_short = snippet.page == "README.md" or ".fork(" in snippet.text
+    if not is_short and not os.environ.get("BELLJAR_LONG"):
+        pytest.skip("a long trial: BELLJAR_LONG=1 runs it")
     # Only forks need a warm process, which takes a while.
     monkeypatch.setenv("BELLJAR_FORK_START", str(".fork(" in snippet.text).lower())
     # `frame` wants pandas on this side, and our own environment does without.
