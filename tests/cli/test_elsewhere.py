@@ -197,6 +197,10 @@ def test_run_hands_the_code_over_and_leaves_no_empty_folder(elsewhere: Elsewhere
     assert f"-v {elsewhere.folder / 'results'}:/out belljar:latest run - --out /out --timeout 5" in words
     assert (code, answer.status) == ("print('hi')", 0)
     assert [path.name for path in elsewhere.folder.iterdir()] == ["code.py"]
+    in_downloads = elsewhere.run(
+        "run", "-c", "1", BELLJAR_DOWNLOAD_DIRECTORY=str(elsewhere.folder.parent / "downloads")
+    )
+    assert f"-v {elsewhere.folder.parent / 'downloads' / 'run-'}" in in_downloads.out
     assert elsewhere.run("run", "gone.py").err.startswith("error: gone.py cannot be read: ")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from belljar.sandboxes import systemd_scope
-from belljar.sandboxes.cgroup_discovery import LEAF
+from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
+from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.systemd_scope import groups_advice, scope_gap
 
 BUSCTL = """#!/bin/sh
@@ -105,3 +106,10 @@ def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monke
     assert gap == "/run/user/4000000/bus is not there: systemd runs no manager for this user"
     assert "loginctl enable-linger" in groups_advice(gap)
     assert systemd.calls == []
+
+
+def test_the_servers_warning_has_the_reason(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd.refuse("Call failed: Access denied\n")
+    monkeypatch.setattr(systemd_scope, "read_control_groups", lambda: ControlGroups("v2", is_unified=True))
+    assert Enforcer(asks_systemd=True).warning.endswith("(systemd refuses a scope: Call failed: Access denied)")
+    assert len(systemd.calls) == 1

@@ -256,14 +256,19 @@ def _read_code(file: str | None, code: str | None) -> str:
 
 
 def _new_folder(out: Path | None) -> Path:
-    """Return a new or empty folder, below this one because engines show containers the user's own folders."""
+    """Return a new or empty folder: the one that was named, or one below `download_directory`.
+
+    Never among the person's own files, because code chooses the names in it.
+    """
+    above = load_settings().download_directory
     try:
         if out is None:
-            return Path(tempfile.mkdtemp(prefix="belljar-run-", dir=Path.cwd()))
+            above.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix="run-", dir=above))
         folder = out.expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(f"{out or Path.cwd()} cannot be written: {error.strerror}") from error
+        raise InvalidArgument(f"{out or above} cannot be written: {error.strerror}") from error
     if any(folder.iterdir()):
         raise InvalidArgument(f"{folder} is not empty", hint="Give a new folder, or an empty one")
     return folder

@@ -105,6 +105,11 @@ async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tel
                     f"environment {name} has packages of conda, which cannot be moved to another place",
                     hint="Move it with conda-pack, and name it in environments with its path",
                 )
+            if environment.version.split(".")[:2] != platform.python_version().split(".")[:2]:
+                raise InvalidArgument(
+                    f"environment {name} has Python {environment.version}, this belljar {platform.python_version()}",
+                    hint="Use belljar with that Python on both hosts: the other one makes it of the server's own",
+                )
             root = folder(settings, recipe)
             parts[root] = Part("environment", name, _digest(recipe), str(root))
         if environment.support:

@@ -92,9 +92,10 @@ def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None
     """Return the incident that ended a kernel, given the message of its death; None if no incident did.
 
     Lack of memory kills with SIGKILL and nothing else. "process ended" is included, because the process that would have
-    reported the signal may have been killed too.
+    reported the signal may have been killed too, and a closed connection, because a slow machine closes that seconds
+    before it has freed the memory of the process.
     """
-    if not death.endswith(("SIGKILL", "process ended")):
+    if not death.endswith(("SIGKILL", "process ended", "closed the kernel's connection, so its process was ended")):
         return None
     return next((incident for incident in incidents if incident.kind == "out_of_memory"), None)
 

@@ -59,13 +59,20 @@ class Enforcer:
         """What to warn of at start-up where control groups cannot be written; empty where they can."""
         lacking = [name for name in _NAMES if name not in self.groups.controllers]
         if "memory" in lacking or "pids" in lacking:
-            return "Control groups cannot be written here: memory is limited per process only, not for a whole session"
+            warning = (
+                "Control groups cannot be written here: memory is limited per process only, not for a whole session"
+            )
+            return f"{warning} ({self._scope_gap})" if self._scope_gap else warning
         return "CPU time is not limited here: sessions are only placed on as many processors" if lacking else ""
 
     @property
     def advice(self) -> str:
         """What gets this host's control groups for sessions."""
-        return groups_advice(scope_gap() if self.asks_systemd and self._given is None else "")
+        return groups_advice(self._scope_gap)
+
+    @property
+    def _scope_gap(self) -> str:
+        return scope_gap() if self.asks_systemd and self._given is None else ""
 
     def enforce(self, session_id: str, limits: Limits) -> "Enforcement":
         """Prepare the limits of a sandbox; `Enforcement.release` undoes it."""

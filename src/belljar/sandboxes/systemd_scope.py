@@ -22,7 +22,7 @@ __all__ = ["find_control_groups", "groups_advice", "scope_gap"]
 
 log = logging.getLogger(__name__)
 
-_ANSWER_S = 10.0
+_ANSWER_S = 15.0
 """How long systemd may take to answer, and then to move the process."""
 _RETRY_S = 0.005
 _BOOTED = Path("/run/systemd/system")
