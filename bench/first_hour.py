@@ -29,7 +29,8 @@ NAME = "first-hour"
 TARGET = 0.5
 _PATIENCE_S = 200.0
 _LINE_BYTES = 16 * 1024 * 1024
-_FRAME = "import pandas as pd, numpy as np; df = pd.DataFrame({'city': list('abcdefgh'), 'n': range(8), 'x': np.linspace(0, 1, 8)})"
+_FRAME = """import pandas as pd, numpy as np
+df = pd.DataFrame({'city': list('abcdefgh'), 'n': range(8), 'x': np.linspace(0, 1, 8)})"""
 # A cell, and what a model must be able to read of its result.
 CELLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("1 + 1", ("2",)),
