@@ -52,6 +52,7 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "calls": [],
         "not_undoable": None,
         "next": None,
+        "waits_for": None,
     }
     assert len(session_id) == len(execution_id) == 32
     assert int(session_id, 16)
