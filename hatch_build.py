@@ -1,4 +1,4 @@
-"""Fills in what a release says about where it comes from: `[project.urls]`, and links of the README that lead somewhere.
+"""Fills in what a release says of where it comes from: `[project.urls]`, and links of the README that lead somewhere.
 
 A package index shows README.md without the files beside it, so its relative links would lead nowhere. With
 BELLJAR_REPOSITORY, the address that the source is published at, set while a release is built, they lead to the files of

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from bench import (
+    first_hour,
     first_result,
     forking,
     foundry,
@@ -35,6 +36,7 @@ from bench.figures import Figure, as_json, table
 from bench.stage import Stage, open_stage
 
 MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
+    "first-hour": first_hour.measure,
     "first-result": first_result.measure,
     "one-plus-one": one_plus_one.measure,
     "mcp": mcp_calls.measure,
@@ -55,7 +57,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "model-tokens": model_tokens.measure,
     "gpu": gpu.measure,
 }
-ON_DEMAND = ("toolbox", "search", "skills", "model-tokens", "gpu")
+ON_DEMAND = ("first-hour", "toolbox", "search", "skills", "model-tokens", "gpu")
 """Measured when they are named: they install what they are compared with, or need a GPU."""
 FULL_S = 240.0
 QUICK_S = 90.0

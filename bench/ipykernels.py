@@ -51,6 +51,25 @@ class IPyKernel:
                 break
         await self._reply(message_id)
 
+    async def outputs(self, code: str) -> list[dict[str, Any]]:
+        """The content of every message that a cell's output comes in, with the bytes of pictures left out."""
+        message_id = self._client.execute(code)
+        found: list[dict[str, Any]] = []
+        while True:
+            message = await self._client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+            if message["msg_type"] in ("stream", "error", "display_data", "execute_result"):
+                data = {
+                    mime: "" if mime.startswith("image/") else text for mime, text in content.get("data", {}).items()
+                }
+                found.append({**content, **({"data": data} if data else {})})
+        await self._reply(message_id)
+        return found
+
     async def execute_with_pause(self, code: str, pause_s: float, on_text: OnText) -> None:
         """The same with a reader that looks away after the first output; what was lost may include the end."""
         message_id = self._client.execute(code)

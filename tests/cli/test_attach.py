@@ -289,7 +289,7 @@ async def test_at_a_terminal_lines_are_edited_completed_and_remembered_and_figur
         screen.type("\x1b[A")  # up
         await screen.until("display")
         screen.type("\x03x = input('who? ')\r")
-        await screen.until(r"\nwho\? |who\? $")
+        await screen.until(r"[\r\n]who\?")
         screen.type("ada\r")
         await screen.until(r"In \[\d+\]:")
         assert (await session.execute("x")).result == "'ada'"

@@ -7,9 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
+from ran_sessions import ran
 
 import belljar as package
 from belljar.cli.sessions import duration
+from belljar.cli.streams import columns, fitted
 from belljar.environments import Environment
 
 Run = Callable[..., Any]
@@ -60,6 +62,30 @@ async def test_the_sessions_of_every_server_are_listed(
     assert lines[second.id]["last_cause"] in fallen
     assert lines[first.id]["last_cause"] is None
     assert (told.err, table.err) == ("", "")
+
+
+def test_sessions_that_sleep_are_listed_with_all(ask: Run, default_environment: Environment, tmp_path: Path) -> None:
+    slept = ran(tmp_path, default_environment, "x = 1")
+    plain, everything, told = ask(), ask("--all"), ask("--all", "--json")
+    assert plain.out == ""
+    assert "--all also lists" in plain.err
+    (row,) = everything.out.splitlines()[1:]
+    assert row.split()[:2] == [slept.session_id, "asleep"]
+    (line,) = json.loads(told.out)
+    assert (line["session_id"], line["state"], line["owner"], line["executions"], line["server"]) == (
+        *(slept.session_id, "asleep", "somebody", 1, None),
+    )
+
+
+def test_a_table_loses_what_it_can_spare_and_then_the_ends_of_its_longest_cells() -> None:
+    rows = [("session", "state", "owner", "last"), ("0123456789ab", "idle", "somebody", "x" * 60)]
+    assert fitted(rows, 200, ("owner",)) == [[*row] for row in rows]
+    narrow = fitted(rows, 80, ("owner",))
+    assert narrow[0] == ["session", "state", "last"]
+    assert len(columns(narrow).splitlines()[1]) == 80
+    assert max(map(len, columns(fitted(rows, 40, ("owner",))).splitlines())) <= 40
+    # Nothing is cut to less than a few letters, however narrow the terminal is.
+    assert fitted(rows, 10, ("owner",))[1][2] == "xxxxxxx…"
 
 
 def test_a_server_that_was_killed_is_passed_over(ask: Run, tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ def application() -> TyperGroup:
     group = cast("TyperGroup", typer.main.get_command(root))
     _add_commands(group, COMMANDS)
     for name, entry in GROUPS.items():
-        subgroup = TyperGroup(name=name, help=entry.help, no_args_is_help=True, rich_markup_mode=None)
+        subgroup = TyperGroup(
+            name=name, help=entry.help, short_help=entry.help, no_args_is_help=True, rich_markup_mode=None
+        )
         _add_commands(subgroup, entry.commands)
         group.add_command(subgroup)
     return group
@@ -297,7 +299,8 @@ class LazyCommand(TyperCommand):
     """A command that is listed from the table, and imported when its arguments are parsed."""
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
-        super().__init__(name, help=entry.help, hidden=entry.is_hidden, rich_markup_mode=None)
+        # Named twice, because lists of commands cut the help at 45 letters, and the short help nowhere.
+        super().__init__(name, help=entry.help, short_help=entry.help, hidden=entry.is_hidden, rich_markup_mode=None)
         self._entry = entry
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

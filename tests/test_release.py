@@ -1,0 +1,46 @@
+"""What a release says of itself: links of the README that work on a package index, and the addresses beside it."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """`hatch_build.py`, without hatchling, which only builds have."""
+    source = (ROOT / "hatch_build.py").read_text("utf-8")
+    source = source.replace("from hatchling.metadata.plugin.interface import MetadataHookInterface", "")
+    module = ModuleType("release_metadata")
+    exec(compile(source.replace("(MetadataHookInterface)", ""), "hatch_build.py", "exec"), module.__dict__)
+    return module
+
+
+def test_links_lead_to_the_files_of_that_version(hook: ModuleType) -> None:
+    text = hook.readme((ROOT / "README.md").read_text("utf-8"), "https://example.com/belljar", "1.2")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    ours = [link for link in links if "example.com" in link]
+    assert ours
+    assert all(link.startswith(("https:", "http:", "#")) for link in links)
+    for link in ours:
+        path = link.removeprefix("https://example.com/belljar/blob/v1.2/").partition("#")[0]
+        assert (ROOT / path).exists(), link
+
+
+def test_without_an_address_there_are_no_dead_links(hook: ModuleType) -> None:
+    assert hook.readme("[a](docs/a.md) [b](https://b) [c](#c)", "", "1") == "a [b](https://b) [c](#c)"
+    assert hook.urls("", "1") == {}
+    assert hook.urls("https://x", "1")["Changelog"] == "https://x/blob/v1/CHANGELOG.md"
+
+
+def test_the_sdist_has_what_the_tests_and_the_scripts_need() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    included = table["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {f"/{name}" for name in ("src", "tests", "docs", "scripts", "examples", "bench", "deploy")} <= {*included}
+    assert all((ROOT / name.lstrip("/")).exists() for name in included)
+    assert f"Programming Language :: Python :: 3.{sys.version_info[1]}" in table["project"]["classifiers"]
