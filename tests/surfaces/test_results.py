@@ -58,7 +58,7 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
     assert len(session_id) == len(execution_id) == 17
     assert session_id.isalpha()
     assert execution_id.isalpha()
-    assert usage.keys() == {"wall_s", "cpu_s", "queue_s", "peak_memory_mb"}
+    assert usage.keys() == {"wall_s", "cpu_s", "queue_s", "peak_memory_mb", "gpu_memory_mb"}
     assert usage["wall_s"] > 0
     assert usage["cpu_s"] > 0
     assert usage["peak_memory_mb"] > 5

@@ -72,10 +72,11 @@ class TensorLoader:
         """Take the place of torch's function of that name."""
         import io
 
-        torch: Any = importlib.import_module("torch")
+        module, name = self.NAME
         try:
-            return torch.load(io.BytesIO(data), weights_only=False)
+            return getattr(importlib.import_module(module), name)(data)
         except RuntimeError:
+            torch: Any = importlib.import_module("torch")
             storage = torch.load(io.BytesIO(data), weights_only=False, map_location="cpu")
             self.moved += 1
             return storage
