@@ -207,7 +207,7 @@ class SessionFollower:
         if time.monotonic() < self._settled_at:
             await asyncio.sleep(BATCH_INTERVAL_S)
             return
-        waits = [asyncio.ensure_future(self._changed(number))]
+        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._changed(number))]
         execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
         if execution is not None and cell is not None:
             if execution.sequence > cell.sequence or execution.is_finished:
