@@ -9,9 +9,10 @@ from calls import Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
-from belljar.monitor.base import Access, Followed, Monitor, SessionFilter
+from belljar.monitor.base import Access, Followed, Happening, Monitor, SessionFilter
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -192,22 +193,24 @@ async def test_acts_reach_the_session(monitor: Monitor, agent: Caller) -> None:
 
 
 async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -> None:
-    async with aclosing(monitor.happenings(OPERATOR)) as happened:
-        first = asyncio.ensure_future(anext(happened))
-        made: list[str] = []
+    heard: list[Happening] = []
 
-        while not first.done():  # a reader hears of what comes after it began to listen, which takes a moment
-            made.append(await agent.new_session())
-            await asyncio.wait([first], timeout=0.5)
-        seen = [await first]
-        while seen[-1].state != "made":
-            seen.append(await anext(happened))
-        assert (seen[-1].kind, seen[-1].session_id in made) == ("session", True)
-        for session_id in made:
-            await agent.fields("clear_session", session_id=session_id)
-        async for item in happened:
-            if item.state == "gone":
-                assert item.session_id in made
-                break
+    async def listen() -> None:
+        async with aclosing(monitor.happenings(OPERATOR)) as happened:
+            async for item in happened:
+                heard.append(item)  # noqa: PERF401 - as they come, not at the end
+
+    listening = asyncio.ensure_future(listen())
+
+    async def is_told() -> bool:  # a reader hears of what comes after it began to listen, which takes a moment
+        session_id = await agent.new_session()
+        await agent.fields("clear_session", session_id=session_id)
+        return {"made", "gone"} <= {item.state for item in heard}
+
+    try:
+        await until(is_told)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
     health = await monitor.health(OPERATOR)
     assert [server.is_answering for server in health.servers] == [True]

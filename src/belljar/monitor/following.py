@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from belljar.executions.execution import Execution
 from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS, ExecutionEntry, Followed, SessionEntry, Tail
@@ -208,7 +207,7 @@ class SessionFollower:
         if time.monotonic() < self._settled_at:
             await asyncio.sleep(BATCH_INTERVAL_S)
             return
-        waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._changed(number))]
+        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._changed(number))]
         execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
         if execution is not None and cell is not None:
             if execution.sequence > cell.sequence or execution.is_finished:
