@@ -10,7 +10,7 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.environments.base import describe, inspect_interpreter
-from belljar.environments.managed import Recipe, prepare
+from belljar.environments.managed import Recipe, compile_packages, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex, add_support
 from shared_environment import prepared_environment, settings_with
@@ -57,22 +57,38 @@ LONG = frozenset(
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",
+        "test_conda_packages.py",
+        "test_confined_uv.py",
         "test_console_in_browser.py",
+        "test_faults.py",
+        "test_foundry_description.py",
         "test_frames_in_browser.py",
+        "test_full_disk.py",
         "test_generated_tree.py",
+        "test_hanging_servers.py",
         "test_image.py",
         "test_inspector.py",
+        "test_installed_providers.py",
+        "test_keep_alive_tools.py",
+        "test_message_sizes.py",
+        "test_no_leaks.py",
         "test_oauth_issuer.py",
         "test_older_servers.py",
         "test_ordinary_user.py",
+        "test_other_pythons.py",
         "test_proxies.py",
+        "test_real_index.py",
+        "test_real_servers.py",
         "test_real_skills.py",
         "test_real_tools.py",
         "test_replay.py",
         "test_server_examples.py",
+        "test_snippets.py",
         "test_stdio_servers.py",
+        "test_stopped_servers.py",
         "test_task_clients.py",
         "test_tasks_conformance.py",
+        "test_unfinished_set_up.py",
         "test_workflow_faults.py",
         "test_wrapper_kernel.py",
     }
@@ -139,7 +155,9 @@ def small_environment(indexed: IndexedPackages, tmp_path_factory: pytest.TempPat
         for name, value in indexed.variables.items():
             patch.setenv(name, value)
         python = anyio.run(partial(prepare, settings_with(data_directory=folder), recipe))
-    return describe("small", inspect_interpreter(python))
+    environment = describe("small", inspect_interpreter(python))
+    anyio.run(compile_packages, environment.prefix)
+    return environment
 
 
 @pytest.fixture

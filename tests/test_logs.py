@@ -115,7 +115,10 @@ def test_no_line_holds_code_output_names_or_values_even_at_debug(told: tuple[str
 def test_every_line_says_what_it_is_about(told: tuple[str, str, list[str]]) -> None:
     form, session_id, written = told
     if form == "text":
-        assert all(re.match(r"(DEBUG|INFO|WARNING|ERROR) [\w.]+: |belljar serves ", line) for line in written)
+        assert all(
+            re.match(r"(DEBUG|INFO|WARNING|ERROR) [\w.]+: |belljar serves |the console is at ", line)
+            for line in written
+        )
         return
     lines = [json.loads(line) for line in written]
     (created,) = (line for line in lines if line["message"].startswith(f"session {session_id} created"))

@@ -73,7 +73,7 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
     found = findings()
     assert found.pop("code") == 0
     assert {name.partition("/")[0] for name in found} == {
-        *("host", "sandbox", "limits", "environments", "forks", "node")
+        *("host", "sandbox", "limits", "gpus", "environments", "forks", "node")
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
     assert found["environments/package index"]["status"] == "ok"

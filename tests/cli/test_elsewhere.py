@@ -192,9 +192,9 @@ def test_serve_starts_the_container_and_passes_settings_and_files_on(elsewhere: 
 
 def test_run_hands_the_code_over_and_leaves_no_empty_folder(elsewhere: Elsewhere) -> None:
     (elsewhere.folder / "code.py").write_text("print('hi')")
-    answer = elsewhere.run("run", "code.py", "--timeout", "5", "--out", "results")
+    answer = elsewhere.run("run", "--timeout", "5", "--out", "results", "code.py", "--flag", "2")
     words, _, code = answer.out.partition("\n")
-    assert f"-v {elsewhere.folder / 'results'}:/out belljar:latest run - --out /out --timeout 5" in words
+    assert f"-v {elsewhere.folder / 'results'}:/out belljar:latest run --out /out --timeout 5 - --flag 2" in words
     assert (code, answer.status) == ("print('hi')", 0)
     assert [path.name for path in elsewhere.folder.iterdir()] == ["code.py"]
     in_downloads = elsewhere.run(

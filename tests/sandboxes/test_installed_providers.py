@@ -78,6 +78,7 @@ def test_doctor_checks_the_configured_provider_of_a_package_and_names_the_packag
         "name": "polite, nice",
         "detail": "",
         "hint": "",
+        "cost": "",
     }
     assert found["configured"]["detail"] == "polite. The polite sandbox does NOT isolate"
 

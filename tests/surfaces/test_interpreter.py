@@ -125,6 +125,8 @@ async def test_new_session_starts_a_kernel_and_tells_all_about_it(caller: Caller
         "expires_at",
         "age_s",
         "memory_mb",
+        "gpus",
+        "gpu_memory_mb",
         "executions",
         "files",
         "checkpoints",

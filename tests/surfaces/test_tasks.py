@@ -241,7 +241,7 @@ async def test_the_next_server_answers_for_the_tasks_of_the_last_one(default_env
         assert (await ask(session, "tasks/get", stopped))["status"] == "cancelled"
         ended = await ask(session, "tasks/get", lost)
         assert (ended["status"], ended["result"]["isError"]) == ("completed", True)
-        assert "status: interrupted" in ended["result"]["content"][0]["text"]
+        assert "[interrupted | " in ended["result"]["content"][0]["text"]
         await ask(session, "tasks/cancel", lost)
 
 

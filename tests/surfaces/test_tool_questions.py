@@ -136,7 +136,10 @@ class Asking:
     def judge(self, server: str, tool: str, arguments: Any, *, read_only: bool, destructive: bool) -> Verdict:
         return Verdict("ask", "it costs money", "tools.0")
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str) -> None:
+    def wants_console(self, verdict: Verdict) -> bool:
+        return False
+
+    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         self.outcomes.append(outcome)
 
 

@@ -275,7 +275,7 @@ async def test_a_time_out_cancels_the_calls_and_tells_what_was_called(caller: Ca
     )
     answer = await caller.call("execute_code", code=code, timeout_s=1.5)
     assert "Calls made: returned: awkward.add ×2; failed: awkward.fail; unfinished: awkward.slow" in text_of(answer)
-    assert "status: timeout" in text_of(answer)
+    assert "[timeout | " in text_of(answer)
     await until((tmp_path / "cancelled").exists)
 
 

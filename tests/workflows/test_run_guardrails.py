@@ -110,7 +110,7 @@ async def test_guardrails_only_make_the_policy_stricter(runtime: Runtime):
     # Afterwards the session is as the server's policy has it.
     session = await runtime.sessions.reach(info.session_id, "local")
     assert session.screens() is not None
-    with pytest.raises(WorkflowInvalid, match="not memory or network"):
+    with pytest.raises(WorkflowInvalid, match="not memory, GPUs or network"):
         await ran(workflows, workflow(slow, guardrails={"limits": {"max_memory_mb": 100}}))
 
 

@@ -66,27 +66,40 @@ def serve_command(
 
 def run_command(
     file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="ARG", help="What the code finds in sys.argv.")] = None,
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder for figures and files of the code; without it, a new one.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Interrupt the code after this many seconds.")] = None,
     environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="File to copy into the session; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
     """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
 
     Here it does so in the Linux container of belljar, with docker or podman; the code cannot read stdin.
     """
+    if code is not None and file is not None:  # as with Python's own -c
+        words, file = [file, *(words or [])], None
     text = _read_code(file, code)
     folder = _new_folder(out)
-    arguments = ["run", "-", "--out", "/out", *(["--json"] if as_json else [])]
+    arguments = ["run", "--out", "/out", *(["--json"] if as_json else [])]
     arguments += ["--timeout", f"{timeout:g}"] if timeout is not None else []
     arguments += ["--environment", environment] if environment else []
+    mounts: list[str] = []
+    for given in files or ():
+        if not given.is_file():
+            raise InvalidArgument(f"{given} is no file", hint="Give --file the path of a file")
+        mounts += ["-v", f"{given.absolute()}:{_FILES}/{given.name}:ro"]
+        arguments += ["--file", f"{_FILES}/{given.name}"]
+    arguments += ["-", *(words or [])]
     # The container's user is an ordinary one, whom not every engine takes for the owner of this folder.
     folder.chmod(0o777)
     try:
-        status = _start([*_forwarded(), "-v", f"{folder}:/out"], arguments, text)
+        status = _start([*_forwarded(), *mounts, "-v", f"{folder}:/out"], arguments, text)
     finally:
         folder.chmod(0o755)
         if not any(folder.iterdir()):

@@ -235,7 +235,9 @@ class InterpreterSurface:
             Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
         ] = "",
         reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
-        gpus: Annotated[int | None, Field(ge=0, le=MOST_GPUS, description="How many; leave out for the usual")] = None,
+        gpus: Annotated[
+            int | None, Field(ge=0, le=MOST_GPUS, description="How many GPUs; leave out for the usual number")
+        ] = None,
     ) -> Answer:
         """Start a session, as execute_code does by itself without a session_id."""
         return await self._new_session(ctx, environment, reason, gpus)
