@@ -49,8 +49,8 @@ LONGEST = [
 ]
 
 
-# Long trials, which `BELLJAR_LONG=1 scripts/test` runs too: with software of others, and once more as another user.
-# What each of them covers is tried in short by another file.
+# Long trials, which `BELLJAR_LONG=1 scripts/test` runs too: with software of others, with accidents, floods and full disks,
+# and once more as another user. The main road of what each of them covers is tried in short by another file.
 LONG = frozenset(
     {
         "test_app_in_browser.py",

@@ -56,6 +56,22 @@ def test_each_frame_is_one_line_without_the_servers_folders():
     ]
 
 
+def test_frames_of_ours_are_hidden_wherever_belljar_is_installed():
+    shown = short_traceback(
+        [
+            "Cell In[8], line 1",
+            "----> 1 name = input('Name? ')",
+            "    [... skipping hidden 1 frame]",
+            "",
+            "File /tmp/clone/src/belljar/inside/runner/serving.py:199, in Runner._answer_to(self, question)",
+            "--> 199     raise EOFError(NO_INPUT)",
+            "",
+            "EOFError: input() has nobody to ask here",
+        ]
+    )
+    assert shown == ["Cell In[8], line 1: name = input('Name? ')", "EOFError: input() has nobody to ask here"]
+
+
 def test_of_many_library_frames_the_first_and_the_last_are_shown():
     shown = short_traceback(["Cell In[1], line 1", "----> 1 go()", *frames(20), "ValueError: no"])
     assert shown == [

@@ -22,6 +22,9 @@ _CELL = re.compile(r"(?P<place>Cell In\[\d+\], line \d+)(?P<of>, in [^(]+)?(?:\(
 _FILE = re.compile(r"File (?P<path>[^\n]+?):(?P<line>\d+)(?:, in (?P<name>[^(\n]+)(?:\(.*)?)?")
 _SOURCE = re.compile(r"\s*(?:-+> ?)?\d+(?: .*)?|\s*\(\.\.\.\).*")
 _ARROW = re.compile(r"\s*-+> ?\d+ ?(?P<code>.*)")
+_HIDDEN = re.compile(r"\s*\[\.\.\. skipping hidden \d+ frames?\]")
+_OURS = "/belljar/inside/"
+"""In the paths of our own files, which say nothing to who wrote the cell; IPython shows the last frame even so."""
 _NO_SOURCE = "'Could not get source"
 _LIBRARY = re.compile(r".*?/(?:site-packages|dist-packages|lib/python3\.\d+)/(?:site-packages/|dist-packages/)?")
 _OWN_CODE = ("/mnt/data/", "~/", "/tmp/", "./")  # noqa: S108 - paths inside a sandbox
@@ -65,14 +68,16 @@ def _short_block(lines: Sequence[str]) -> tuple[list[tuple[str, bool]], list[str
     rest = [*lines]
     while rest:
         line = rest.pop(0)
-        if _RULE.fullmatch(line) or _HEADING.fullmatch(line):
+        if _RULE.fullmatch(line) or _HEADING.fullmatch(line) or _HIDDEN.fullmatch(line):
             continue
         if cell := _CELL.fullmatch(line):
             source = _take_source(rest)
             place = f"{cell['place']}{(cell['of'] or '').rstrip()}"
             frames.append((f"{place}: {source}" if source else place, False))
         elif file := _FILE.fullmatch(line):
-            frames.append(_frame(file, _take_source(rest)))
+            source = _take_source(rest)
+            if _OURS not in file["path"]:
+                frames.append(_frame(file, source))
         elif line or words:
             words.append(line)
     while words and not words[-1]:
