@@ -49,7 +49,7 @@ LONGEST = [
 ]
 
 
-# Long trials, which `BELLJAR_LONG=1 scripts/test` runs too: with software of others, with accidents, floods and full disks,
+# Long trials, which `BELLJAR_LONG=1 scripts/test` runs too: with software of others, accidents, floods, full disks,
 # and once more as another user. The main road of what each of them covers is tried in short by another file.
 LONG = frozenset(
     {
