@@ -94,6 +94,22 @@ LONG = frozenset(
     }
 )
 
+# Single tests of other files that take half a minute each.
+LONG_TESTS = frozenset(
+    {
+        "test_a_managed_one_is_created_listed_and_removed",
+        "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
+        "test_a_session_outlives_its_server_only_with_folders_that_are_still_shown",
+        "test_after_a_busy_life_every_mode_is_the_narrowest",
+        "test_an_identifier_survives_a_server_that_is_killed",
+        "test_health_answers_beside_400_half_open_connections",
+        "test_pip_is_the_environments_own_and_only_its_command_is_caught",
+        "test_servers_over_http_of_an_earlier_sdk_are_connected_or_told_what_to_give",
+        "test_those_that_no_setting_names_any_more_can_be_removed",
+        "test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both",
+    }
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """See `LONGEST` and `LONG`; for `pytest -n`, see `scripts/test`."""
@@ -102,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not os.environ.get("BELLJAR_LONG"):
         skipped = pytest.mark.skip(reason="a long trial: BELLJAR_LONG=1 runs it")
         for item in items:
-            if item.path.name in LONG:
+            if item.path.name in LONG or item.name.partition("[")[0] in LONG_TESTS:
                 item.add_marker(skipped)
 
 
