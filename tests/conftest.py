@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 from collections.abc import Generator
 from contextlib import nullcontext
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import HealthCheck, settings
 
 from belljar.environments import Environment
 from belljar.environments.base import describe, inspect_interpreter
@@ -15,6 +17,14 @@ from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex, add_support
 from shared_environment import prepared_environment, settings_with
 from warm_processes import with_warm_processes
+
+# A shell starts what runs in the background with interrupts ignored, and every process of the tests would be, too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no fault of the values that are tried.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
 
 # Thousands of tests are collected by every worker, and nothing of that is garbage: a fifth less time without it.
 gc.disable()

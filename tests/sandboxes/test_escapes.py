@@ -133,6 +133,7 @@ def _host() -> dict[str, object]:
     }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["namespace", "gvisor", "container"])
 async def test_the_glass_holds(name: str, hostile_host: dict[str, str], open_sandbox: Opener) -> None:
     provider = usable(name) if name == "container" else tight(name)
