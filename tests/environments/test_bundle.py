@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import ipython_support, open_environment
-from belljar.environments.bundle import Part, bundle, unbundle
+from belljar.environments.bundle import BundlePart, bundle, unbundle
 from belljar.errors import InvalidArgument
 from belljar.settings import EnvironmentEntry, Settings
 from local_index import LocalIndex, add_support
@@ -31,7 +31,7 @@ def ignore(_: str) -> None:
 class Packed:
     """A bundle of the environment `lunch`, made on a host that is gone."""
 
-    parts: list[Part]
+    parts: list[BundlePart]
     content: bytes
 
 

@@ -20,7 +20,7 @@ _MAX_DEPTH = 100
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-class Unreadable(ValueError):
+class UnreadableConfig(ValueError):
     """A text that cannot be read, or not be changed without a loss; the message says why."""
 
 
@@ -37,9 +37,9 @@ def parse(form: Format, text: str) -> Document:
                 document = yaml.safe_load(text)
                 document = cast("Document", {}) if document is None else document
     except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
-        raise Unreadable(" ".join(str(error).split())) from error
+        raise UnreadableConfig(" ".join(str(error).split())) from error
     if not isinstance(document, dict):
-        raise Unreadable("it holds no object")
+        raise UnreadableConfig("it holds no object")
     return cast("Document", document)
 
 
@@ -73,7 +73,7 @@ def with_entry(form: Format, text: str, place: Place, entry: Mapping[str, Any]) 
         return render(form, wanted)
     after = _EDITORS[form](text, place, entry)
     if parse(form, after) != wanted:
-        raise Unreadable("its layout is too unusual to change")
+        raise UnreadableConfig("its layout is too unusual to change")
     return after
 
 
@@ -108,7 +108,7 @@ def _list(value: Any, key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise Unreadable(f'"{key}" is no list')
+        raise UnreadableConfig(f'"{key}" is no list')
     return cast("list[Any]", value)
 
 
@@ -116,7 +116,7 @@ def _object(value: Any, key: str) -> Document:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Unreadable(f'"{key}" is no object')
+        raise UnreadableConfig(f'"{key}" is no object')
     return cast("Document", value)
 
 
@@ -171,7 +171,7 @@ class _JsonText:
             place = token.end()
 
     def _refuse(self, place: int, reason: str) -> NoReturn:
-        raise Unreadable(f"line {self.text.count(chr(10), 0, place) + 1}: {reason}")
+        raise UnreadableConfig(f"line {self.text.count(chr(10), 0, place) + 1}: {reason}")
 
     def _take(self, wanted: str = "") -> re.Match[str]:
         if self._next >= len(self._tokens):
@@ -252,7 +252,7 @@ def _edit_json(text: str, place: Place, entry: Mapping[str, Any]) -> str:
 def _json_added(text: str, node: _JsonNode, name: str, value: Any) -> str:
     """Return the text with one member more at the end of an object."""
     if node.members is None:
-        raise Unreadable(f"there is no object for {name!r}")
+        raise UnreadableConfig(f"there is no object for {name!r}")
     close = node.end - 1
     outer = _line_indent(text, node.start)
     last = [*node.members.values()][-1] if node.members else None
@@ -318,7 +318,7 @@ def _edit_toml(text: str, place: Place, entry: Mapping[str, Any]) -> str:
         elif header is not None:
             text = f"{text[: header.end].rstrip()}\n{_toml_key(key)} = {_toml_value(value)}\n{text[header.end :]}"
         else:
-            raise Unreadable(f"its {'.'.join(path)} is no table of its own")
+            raise UnreadableConfig(f"its {'.'.join(path)} is no table of its own")
     return text
 
 
@@ -421,7 +421,7 @@ def _edit_yaml(text: str, place: Place, entry: Mapping[str, Any]) -> str:
     (key,), name, is_list = place.keys, place.name, place.is_list
     root = cast("Any", yaml.compose(text, yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
     if root is None or root.flow_style:
-        raise Unreadable("it is not laid out as a block")
+        raise UnreadableConfig("it is not laid out as a block")
     holder = _yaml_child(root, key)
     old = _yaml_child(holder, name, is_list=is_list)
     if old is not None:
@@ -434,7 +434,7 @@ def _edit_yaml(text: str, place: Place, entry: Mapping[str, Any]) -> str:
         block = render("yaml", {key: item}).partition("\n")[2]
         return f"{text[: holder.start_mark.index].rstrip(' ')}\n{block}{text[holder.end_mark.index :].lstrip()}"
     if holder.flow_style:
-        raise Unreadable(f'"{key}" is not laid out as a block')
+        raise UnreadableConfig(f'"{key}" is not laid out as a block')
     # Before the first one, because where the last one ends is not told apart from the comments after it.
     start = holder.start_mark
     lines = _yaml_text(item).splitlines()

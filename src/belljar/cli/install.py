@@ -19,7 +19,7 @@ import platformdirs
 import typer
 
 from belljar.cli.clients import CLIENTS, Client, ClientName, ServerEntry
-from belljar.cli.config_text import Unreadable, find_entry, merged, parse, render, with_entry
+from belljar.cli.config_text import UnreadableConfig, find_entry, merged, parse, render, with_entry
 from belljar.errors import UsageError
 from belljar.sandboxes.seccomp import container_profile
 from belljar.settings.kinds import checked_image
@@ -214,7 +214,7 @@ def _add_server(client: Client, path: Path, target: Path, name: str, entry: Mapp
     before = _read(target)
     try:
         after = _changed(client, before or b"", path, name, entry)
-    except (Unreadable, UnicodeError) as error:
+    except (UnreadableConfig, UnicodeError) as error:
         raise UsageError(f"{path} cannot be changed safely: {error}") from error
     if after == before:
         return None

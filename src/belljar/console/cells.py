@@ -34,7 +34,7 @@ HasScript = Callable[[str, str], bool]
 
 
 @dataclass(slots=True)
-class Block:
+class OutputBlock:
     """One piece of a cell's output."""
 
     id: str
@@ -59,22 +59,22 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RenderStep:
     """One change of the blocks of a cell."""
 
     kind: Literal["append", "replace", "text", "clear", "update"]
-    block: Block | None = None
+    block: OutputBlock | None = None
     text: str = ""
 
 
 @dataclass(slots=True)
-class CellOutput:
+class RenderedOutput:
     """The blocks of one cell. `count` is its number, for those who cannot see its figures."""
 
     execution_id: str
     has_script: HasScript
     count: int = 0
-    blocks: list[Block] = field(default_factory=list[Block])
+    blocks: list[OutputBlock] = field(default_factory=list[OutputBlock])
     sequence: int = 0
     """The number of the latest event that is in the blocks."""
     _is_clear_pending: bool = False
@@ -85,7 +85,7 @@ class CellOutput:
         for event in events:
             self.add(event)
 
-    def add(self, event: OutputEvent) -> list[Step]:
+    def add(self, event: OutputEvent) -> list[RenderStep]:
         """Add the next event; return what changes."""
         self.sequence = max(self.sequence, event.sequence)
         if event.kind == "clear":
@@ -94,12 +94,12 @@ class CellOutput:
         before = self._clear() if self._is_clear_pending else []
         return [*before, *self._add(event)]
 
-    def _clear(self) -> list[Step]:
+    def _clear(self) -> list[RenderStep]:
         self._is_clear_pending = False
         self.blocks = []
-        return [Step("clear")]
+        return [RenderStep("clear")]
 
-    def _add(self, event: OutputEvent) -> list[Step]:
+    def _add(self, event: OutputEvent) -> list[RenderStep]:
         match event.kind:
             case "stdout" | "stderr":
                 return self._add_text(event.kind, event.text, event.sequence)
@@ -114,30 +114,30 @@ class CellOutput:
             case _:
                 return self._add_display(event)
 
-    def _add_text(self, stream: str, text: str, sequence: int) -> list[Step]:
+    def _add_text(self, stream: str, text: str, sequence: int) -> list[RenderStep]:
         last = self.blocks[-1] if self.blocks else None
         if last is None or last.kind != "text" or last.stream != stream or len(last.text) > _MOST_BLOCK_CHARS:
             return self._append(
-                Block(self._id(sequence), "text", execution_id=self.execution_id, stream=stream, text=text)
+                OutputBlock(self._id(sequence), "text", execution_id=self.execution_id, stream=stream, text=text)
             )
         is_plain = not (_CONTROLS.search(text) or _CONTROLS.search(last.text))
         last.text += text
-        return [Step("text", last, text)] if is_plain else [Step("replace", last)]
+        return [RenderStep("text", last, text)] if is_plain else [RenderStep("replace", last)]
 
-    def _append(self, block: Block) -> list[Step]:
+    def _append(self, block: OutputBlock) -> list[RenderStep]:
         self.blocks.append(block)
-        return [Step("append", block)]
+        return [RenderStep("append", block)]
 
     def _id(self, sequence: int) -> str:
         # What was left out has no number of its own.
         return f"o-{self.execution_id}-{sequence or f'cut{len(self.blocks)}'}"
 
-    def _block(self, event: OutputEvent, kind: BlockKind, **values: Any) -> Block:
-        return Block(self._id(event.sequence), kind, execution_id=self.execution_id, **values)
+    def _block(self, event: OutputEvent, kind: BlockKind, **values: Any) -> OutputBlock:
+        return OutputBlock(self._id(event.sequence), kind, execution_id=self.execution_id, **values)
 
     # Displays
 
-    def _add_display(self, event: OutputEvent) -> list[Step]:
+    def _add_display(self, event: OutputEvent) -> list[RenderStep]:
         block = self._display_block(event)
         display_id = event.data.get("display_id")
         if isinstance(display_id, str) and display_id:
@@ -146,10 +146,10 @@ class CellOutput:
                 shown = [place for place, one in enumerate(self.blocks) if one.display == block.display]
                 for place in shown:
                     self.blocks[place] = replace(block, id=self.blocks[place].id)
-                return [Step("update", block)]
+                return [RenderStep("update", block)]
         return self._append(block)
 
-    def _display_block(self, event: OutputEvent) -> Block:
+    def _display_block(self, event: OutputEvent) -> OutputBlock:
         value = event.data.get("display")
         display = Display.model_validate(value) if isinstance(value, dict) else None
         if display is None:
@@ -167,10 +167,10 @@ class CellOutput:
             return self._text_block(event, plain if is_readable(plain) else _readable(read))
         return self._file(event, display, plain)
 
-    def _text_block(self, event: OutputEvent, text: str) -> Block:
+    def _text_block(self, event: OutputEvent, text: str) -> OutputBlock:
         return self._block(event, "text", stream="result" if event.kind == "result" else "display", text=text)
 
-    def _picture(self, event: OutputEvent, mime: str, page: Display | None, plain: str) -> Block:
+    def _picture(self, event: OutputEvent, mime: str, page: Display | None, plain: str) -> OutputBlock:
         self._figures += 1
         suffix = RASTER.get(mime, ".svg")
         has_script = page is not None and self._is_scripted(page)
@@ -186,7 +186,7 @@ class CellOutput:
             has_script=has_script,
         )
 
-    def _frame(self, event: OutputEvent, form: Display, plain: str) -> Block:
+    def _frame(self, event: OutputEvent, form: Display, plain: str) -> OutputBlock:
         source = form.text or ""
         rows = source.count("<tr") or math.ceil(len(_TAGS.sub("", source)) / 100)
         height = max(_LEAST_PIXELS, min(_MOST_PIXELS, 40 + _ROW_PIXELS * rows)) if source else _MOST_PIXELS
@@ -201,7 +201,7 @@ class CellOutput:
             size=form.size,
         )
 
-    def _file(self, event: OutputEvent, display: Display, plain: str) -> Block:
+    def _file(self, event: OutputEvent, display: Display, plain: str) -> OutputBlock:
         name = (display.uri or "").rpartition("/")[2]
         source = f"/api/v1/executions/{self.execution_id}/displays/{name}" if name else ""
         return self._block(event, "file", src=source, text=plain or display.mime, alt=display.mime, size=display.size)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import Block, CellOutput, code_markup, stored_pages
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, stored_pages
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError
@@ -55,7 +55,7 @@ class CellView:
     """One cell as templates show it."""
 
     entry: ExecutionEntry
-    blocks: list[Block]
+    blocks: list[OutputBlock]
     code: Any
     is_rewindable: bool = False
     sequence: int = 0
@@ -281,10 +281,10 @@ class Pages:
         """Return cells with what they printed and showed, of long text only head and tail."""
         excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
         rewindable = frozenset(detail.rewindable if detail else ())
-        outputs: list[CellOutput] = []
+        outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
             await self.probe.look(access, entry.execution_id, events)
-            output = CellOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
+            output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
         return [
@@ -304,13 +304,13 @@ class Pages:
         """Return what stands below the output of a cell: how it ended, the files that it changed, what was lost."""
         return render("_cell_end.html", cell=view, **_helpers())
 
-    def block(self, block: Block) -> str:
+    def block(self, block: OutputBlock) -> str:
         """Return a block of output as a part of a page."""
         return render("_block.html", block=block, allows_scripts=self._allows_scripts, **_helpers())
 
     def tail(self, execution_id: str, lines: int, text: str) -> str:
         """Return the end of the output of a cell that printed more than its page shows while it runs."""
-        block = Block(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
+        block = OutputBlock(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
         return render("_tail.html", block=block, lines=lines, **_helpers())
 
 

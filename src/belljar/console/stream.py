@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from belljar.console.cells import CellOutput, Step, code_markup
+from belljar.console.cells import RenderedOutput, RenderStep, code_markup
 from belljar.console.pages import CellView, Pages
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
@@ -165,7 +165,7 @@ class SessionPageStream:
         self._pages = pages
         self._access = access
         self._session_id = session_id
-        self._cell: CellOutput | None = None
+        self._cell: RenderedOutput | None = None
         self._has_tail = False
 
     async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
@@ -190,9 +190,9 @@ class SessionPageStream:
         self._cell = await self._output(entry)
         self._cell.add_all(events)
 
-    async def _output(self, entry: ExecutionEntry) -> CellOutput:
+    async def _output(self, entry: ExecutionEntry) -> RenderedOutput:
         self._has_tail = False
-        return CellOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
+        return RenderedOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
 
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
         match item.kind:
@@ -230,7 +230,7 @@ class SessionPageStream:
             case _:
                 pass
 
-    def _step(self, step: Step, execution_id: str, place: str) -> dict[str, str]:
+    def _step(self, step: RenderStep, execution_id: str, place: str) -> dict[str, str]:
         outputs = f"out-{execution_id}"
         match step.kind:
             case "append" if step.block is not None:
@@ -264,7 +264,7 @@ class SessionPageStream:
         )
 
 
-def _view(entry: ExecutionEntry, output: CellOutput) -> CellView:
+def _view(entry: ExecutionEntry, output: RenderedOutput) -> CellView:
     return CellView(entry, output.blocks, code_markup(entry.code))
 
 

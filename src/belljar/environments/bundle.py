@@ -43,7 +43,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing
 from belljar.settings import Settings
 
-__all__ = ["Part", "bundle", "unbundle"]
+__all__ = ["BundlePart", "bundle", "unbundle"]
 
 Tell = Callable[[str], None]
 
@@ -69,7 +69,7 @@ _SHEBANG = b"#!"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BundlePart:
     """One folder of a bundle."""
 
     kind: Literal["environment", "support"]
@@ -86,16 +86,16 @@ class _Manifest:
     tag: str
     libc: str
     belljar: str
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[BundlePart] = field(default_factory=list[BundlePart])
     form: int = _FORM
 
 
 # Making one
 
 
-async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tell) -> list[Part]:
+async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tell) -> list[BundlePart]:
     """Write a bundle of environments, which are made first if they are missing; return what is in it."""
-    parts: dict[Path, Part] = {}
+    parts: dict[Path, BundlePart] = {}
     for name in names:
         environment = await open_environment(settings, name, on_progress=tell)
         if name in managed_names(settings):
@@ -111,9 +111,9 @@ async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tel
                     hint="Use belljar with that Python on both hosts: the other one makes it of the server's own",
                 )
             root = folder(settings, recipe)
-            parts[root] = Part("environment", name, _digest(recipe), str(root))
+            parts[root] = BundlePart("environment", name, _digest(recipe), str(root))
         if environment.support:
-            parts[environment.support] = Part("support", name, environment.support.name, str(environment.support))
+            parts[environment.support] = BundlePart("support", name, environment.support.name, str(environment.support))
     if not parts:
         raise InvalidArgument(
             f"nothing in {', '.join(names)} was made by belljar",
@@ -123,7 +123,7 @@ async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tel
     return [*parts.values()]
 
 
-def _write(parts: dict[Path, Part], file: Path, tell: Tell) -> None:
+def _write(parts: dict[Path, BundlePart], file: Path, tell: Tell) -> None:
     unfinished = file.with_name(f".{file.name}.unfinished")
     manifest = _Manifest(_own_tag(), _own_libc(), version("belljar"), [*parts.values()])
     try:
@@ -172,7 +172,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
 # Unpacking one
 
 
-async def unbundle(settings: Settings, file: Path, tell: Tell) -> list[Part]:
+async def unbundle(settings: Settings, file: Path, tell: Tell) -> list[BundlePart]:
     """Put the environments of a bundle in their places; return those that were not there yet."""
     try:
         make_missing(settings.data_directory)
@@ -228,7 +228,7 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> _Manifest:
                 hint="Use the same version of belljar on both hosts",
             )
         parts = [
-            Part(
+            BundlePart(
                 "support" if each["kind"] == "support" else "environment",
                 *(str(each[name]) for name in ("name", "recipe", "prefix")),
             )
@@ -303,7 +303,7 @@ def _link(destination: str, target: Path, root: Path, file: Path) -> None:
     target.symlink_to(destination)
 
 
-async def _place(settings: Settings, part: Part, staged: Path, tell: Tell) -> bool:
+async def _place(settings: Settings, part: BundlePart, staged: Path, tell: Tell) -> bool:
     """Move what was unpacked to where sessions look for it; return whether it was missing there."""
     if part.kind == "support":
         target = settings.data_directory / "support" / part.recipe
@@ -320,7 +320,7 @@ async def _place(settings: Settings, part: Part, staged: Path, tell: Tell) -> bo
     return True
 
 
-async def _furnish(root: Path, part: Part, staged: Path, lock: int) -> None:
+async def _furnish(root: Path, part: BundlePart, staged: Path, lock: int) -> None:
     """Make a virtual environment of our own interpreter, and move the packages into it."""
     await to_thread.run_sync(remove_tree, root)
     arguments = ("venv", "--no-project", "--offline", "--python", sys.executable, str(root))

@@ -56,7 +56,7 @@ ExecutionState = Literal["queued"] | Status
 Item = TypeVar("Item")
 
 
-class Page(Model, Generic[Item]):
+class EntryPage(Model, Generic[Item]):
     """A part of a list, newest first. `next` is the cursor of the part after it; null at the end."""
 
     items: list[Item]
@@ -165,7 +165,7 @@ class CallEntry(Model):
     reason: str
 
 
-class Lines(Model):
+class OutputLines(Model):
     """Some lines of an execution's output, from `first` on; lines are numbered from 1."""
 
     first: int
@@ -186,7 +186,7 @@ class FileEntryInfo(Model):
     mime_type: str
 
 
-class Files(Model):
+class FileListing(Model):
     """Files of a session by name. `next` is the name to go on after."""
 
     items: list[FileEntryInfo]
@@ -309,7 +309,7 @@ class Monitor(Protocol):
 
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> Page[SessionEntry]:
+    ) -> EntryPage[SessionEntry]:
         """List sessions, newest first."""
         ...
 
@@ -319,7 +319,7 @@ class Monitor(Protocol):
 
     async def executions(
         self, access: Access, session_id: str, cursor: str = "", limit: int = 50
-    ) -> Page[ExecutionEntry]:
+    ) -> EntryPage[ExecutionEntry]:
         """List executions of a session, newest first."""
         ...
 
@@ -351,7 +351,7 @@ class Monitor(Protocol):
         """Return one output event."""
         ...
 
-    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> Lines:
+    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """Return some lines of the printed output of an execution."""
         ...
 
@@ -371,7 +371,7 @@ class Monitor(Protocol):
         """Return all executions of a session as a file."""
         ...
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> Files:
+    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """List the files of a session."""
         ...
 
@@ -443,13 +443,13 @@ class Monitor(Protocol):
 __all__ = [
     "Access",
     "CallEntry",
+    "EntryPage",
     "ExecutionEntry",
     "Followed",
     "Happening",
     "Health",
-    "Lines",
     "Monitor",
-    "Page",
+    "OutputLines",
     "SessionDetail",
     "SessionEntry",
     "SessionFilter",

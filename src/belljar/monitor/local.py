@@ -22,15 +22,15 @@ from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     Access,
     CallEntry,
+    EntryPage,
     ExecutionEntry,
     FileEntryInfo,
-    Files,
+    FileListing,
     Followed,
     Happening,
     Health,
-    Lines,
     NotebookForm,
-    Page,
+    OutputLines,
     QuestionEntry,
     RunningCell,
     Server,
@@ -131,7 +131,7 @@ class LocalMonitor:
 
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> Page[SessionEntry]:
+    ) -> EntryPage[SessionEntry]:
         """See `Monitor`."""
         if wanted.state and wanted.state not in _STATES:
             raise InvalidArgument(f"state {wanted.state[:64]!r} is none of {', '.join(_STATES)}")
@@ -149,7 +149,7 @@ class LocalMonitor:
         if wanted.state in _LIVE:
             entries = [entry for entry in entries if entry.state == wanted.state]
         last = shown[-1] if len(rows) > limit else None
-        return Page(items=entries, next=cursor_of(f"{last.created_at!r} {last.id}") if last else None)
+        return EntryPage(items=entries, next=cursor_of(f"{last.created_at!r} {last.id}") if last else None)
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
@@ -179,14 +179,14 @@ class LocalMonitor:
 
     async def executions(
         self, access: Access, session_id: str, cursor: str = "", limit: int = 50
-    ) -> Page[ExecutionEntry]:
+    ) -> EntryPage[ExecutionEntry]:
         """See `Monitor`."""
         await self._row(access, session_id)
         before = parsed_place(place_of(cursor)) if cursor else None
         rows = await self._history.executions(session_id, before=before, limit=limit + 1)
         shown = rows[:limit]
         following = cursor_of(str(shown[-1].place)) if len(rows) > limit else None
-        return Page(items=[self._execution(row) for row in shown], next=following)
+        return EntryPage(items=[self._execution(row) for row in shown], next=following)
 
     async def blocks(self, access: Access, session_id: str, size: int) -> list[str]:
         """See `Monitor`."""
@@ -227,12 +227,12 @@ class LocalMonitor:
             raise ExecutionNotFound(f"execution {execution_id} has no output event {sequence}")
         return event
 
-    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> Lines:
+    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
         found, total, matches = await self._history.lines(execution_id, first, count, search)
         is_complete = self._execution(row).status not in ("queued", "running")
-        return Lines(first=first, lines=found, total=total, is_complete=is_complete, matches=matches)
+        return OutputLines(first=first, lines=found, total=total, is_complete=is_complete, matches=matches)
 
     async def display(self, access: Access, execution_id: str, name: str) -> bytes:
         """See `Monitor`."""
@@ -270,7 +270,7 @@ class LocalMonitor:
         self._registry.journal.commit()
         return await asyncio.to_thread(notebook_file, self._data_directory, session_id, form)
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> Files:
+    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """See `Monitor`."""
         listing = await asyncio.to_thread(
             (await self._workspace(access, session_id)).list_page, path, after, _LISTED_FILES
@@ -284,7 +284,7 @@ class LocalMonitor:
             )
             for entry in listing.entries
         ]
-        return Files(items=items, next=items[-1].name if items and listing.rest else None)
+        return FileListing(items=items, next=items[-1].name if items and listing.rest else None)
 
     async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
         """See `Monitor`."""

@@ -31,14 +31,14 @@ from belljar.monitor.base import (
     STREAM_CHARS,
     Access,
     CallEntry,
+    EntryPage,
     ExecutionEntry,
-    Files,
+    FileListing,
     Followed,
     Happening,
     Health,
-    Lines,
     NotebookForm,
-    Page,
+    OutputLines,
     QuestionEntry,
     Server,
     SessionDetail,
@@ -130,9 +130,9 @@ class RemoteMonitor:
 
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> Page[SessionEntry]:
+    ) -> EntryPage[SessionEntry]:
         """See `Monitor`. Cursors are places in time, so they mean the same to every server."""
-        pages: list[tuple[str, Page[SessionEntry]]] = await self._all(
+        pages: list[tuple[str, EntryPage[SessionEntry]]] = await self._all(
             access, "sessions", wanted=wanted, cursor=cursor, limit=limit
         )
         # Those that sleep are told by every server.
@@ -142,8 +142,8 @@ class RemoteMonitor:
         has_more = len(ordered) > limit or any(page.next for _, page in pages)
         ends = [page.next for _, page in pages if page.next]
         if has_more and len(pages) == 1:
-            return Page(items=shown, next=ends[0] if ends else None)
-        return Page(items=shown, next=_place(shown[-1]) if has_more and shown else None)
+            return EntryPage(items=shown, next=ends[0] if ends else None)
+        return EntryPage(items=shown, next=_place(shown[-1]) if has_more and shown else None)
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
@@ -151,7 +151,7 @@ class RemoteMonitor:
 
     async def executions(
         self, access: Access, session_id: str, cursor: str = "", limit: int = 50
-    ) -> Page[ExecutionEntry]:
+    ) -> EntryPage[ExecutionEntry]:
         """See `Monitor`."""
         return await self._of_session(access, "executions", session_id, cursor=cursor, limit=limit)
 
@@ -183,7 +183,7 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_execution(access, "event", execution_id, sequence=sequence)
 
-    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> Lines:
+    async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         return await self._of_execution(access, "lines", execution_id, first=first, count=count, search=search)
 
@@ -203,7 +203,7 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "notebook", session_id, form=form)
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> Files:
+    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """See `Monitor`."""
         return await self._of_session(access, "files", session_id, path=path, after=after)
 

@@ -14,7 +14,7 @@ RESERVED = {"data": "/mnt/data is the session's own folder; choose another name,
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class FolderEntry(BaseModel):
+class FolderSetting(BaseModel):
     """One entry of the setting `folders`; a path alone is a read-only folder that everybody's sessions see."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -44,7 +44,7 @@ class FolderEntry(BaseModel):
         return not self.owners or principal in self.owners or principal.removeprefix("key:") in self.owners
 
 
-def checked_folders(entries: dict[str, FolderEntry]) -> dict[str, FolderEntry]:
+def checked_folders(entries: dict[str, FolderSetting]) -> dict[str, FolderSetting]:
     """Refuse names that are taken or could not be a folder's."""
     for name in entries:
         if name in RESERVED:

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from belljar.settings.azure import DEFAULT_SCOPE, checked_endpoint, checked_part, checked_region
 from belljar.settings.env_file import ENV_FILE
 from belljar.settings.environments import EnvironmentEntry, checked_names
-from belljar.settings.folders import FolderEntry, checked_folders
+from belljar.settings.folders import FolderSetting, checked_folders
 from belljar.settings.keys import checked_key, parse_key
 from belljar.settings.kinds import (
     Count,
@@ -132,7 +132,7 @@ class Settings(BaseSettings):
         description="Where `download_file` saves what it is asked to save; `AZURE_DOWNLOAD_DIRECTORY` works too.",
         json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
     )
-    folders: Annotated[dict[str, FolderEntry], AfterValidator(checked_folders), NEVER] = Field(
+    folders: Annotated[dict[str, FolderSetting], AfterValidator(checked_folders), NEVER] = Field(
         {},
         description="Folders of this machine that sessions see at `/mnt/NAME`: a path, which is read-only, or a table "
         "with `path`, `writable` and `owners` (the names of the keys whose sessions see it; without it, all do).",

@@ -40,14 +40,14 @@ from belljar.monitor.base import (
     MOST_ITEMS,
     Access,
     CallEntry,
+    EntryPage,
     ExecutionEntry,
-    Files,
+    FileListing,
     Followed,
     Health,
-    Lines,
     Monitor,
     NotebookForm,
-    Page,
+    OutputLines,
     QuestionEntry,
     Server,
     SessionDetail,
@@ -95,7 +95,7 @@ class ProblemDetail(Model):
     hint: str = ""
 
 
-class Problem(Model):
+class ApiProblem(Model):
     """The answer to a request that was refused."""
 
     error: ProblemDetail
@@ -127,7 +127,7 @@ class RewindRequest(Model):
     to: str
 
 
-class AnswerRequest(Model):
+class QuestionAnswer(Model):
     """The answer to a question."""
 
     action: Literal["accept", "decline"]
@@ -146,7 +146,7 @@ class InterruptedList(Model):
     interrupted: list[str]
 
 
-class OutputPage(Model):
+class EventPage(Model):
     """Output events in order."""
 
     items: list[OutputEvent]
@@ -212,7 +212,7 @@ CURSOR: Final = Parameter("The `next` of the page before")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request, checked as far as its operation says."""
 
     request: Request
@@ -225,7 +225,7 @@ class Call:
         return str(self.request.path_params[name])
 
 
-Handler = Callable[[Call], Awaitable[Model | Response]]
+Handler = Callable[[ApiCall], Awaitable[Model | Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class RestApi:
                 "/sessions",
                 "Sessions, newest first",
                 self._list,
-                Page[SessionEntry],
+                EntryPage[SessionEntry],
                 {
                     "state": state,
                     "owner": Parameter("Of this owner only; for operators"),
@@ -278,7 +278,7 @@ class RestApi:
                 f"{session}/executions",
                 "Executions, newest first, without output",
                 self._executions,
-                Page[ExecutionEntry],
+                EntryPage[ExecutionEntry],
                 {"cursor": CURSOR, "limit": LIMIT},
             ),
             Operation(
@@ -298,7 +298,7 @@ class RestApi:
                 f"{session}/files",
                 "Files by name",
                 self._files,
-                Files,
+                FileListing,
                 {"path": Parameter("A folder"), "after": Parameter("A name")},
             ),
             Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=_BYTES),
@@ -321,7 +321,7 @@ class RestApi:
                 f"{execution}/events",
                 "Output events",
                 self._output,
-                OutputPage,
+                EventPage,
                 {"since": Parameter("After this number", 0), "limit": Parameter("How many", 500, 1, 500)},
             ),
             Operation(
@@ -329,7 +329,7 @@ class RestApi:
                 f"{execution}/lines",
                 "Lines of its printed output",
                 self._lines,
-                Lines,
+                OutputLines,
                 {
                     "first": Parameter("The first line", 1, 1),
                     "count": Parameter("How many", 200, 1, 1_000),
@@ -356,7 +356,12 @@ class RestApi:
                 {"state": Parameter("waiting or ended", "waiting")},
             ),
             Operation(
-                "POST", "/questions/{question_id}", "Answer a question", self._answer, QuestionEntry, body=AnswerRequest
+                "POST",
+                "/questions/{question_id}",
+                "Answer a question",
+                self._answer,
+                QuestionEntry,
+                body=QuestionAnswer,
             ),
             Operation(
                 "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=_STREAM
@@ -374,7 +379,7 @@ class RestApi:
     async def _describe(self, _: Request) -> Response:
         from belljar.surfaces.openapi import description
 
-        return JSONResponse(description(self.operations, PREFIX, Problem))
+        return JSONResponse(description(self.operations, PREFIX, ApiProblem))
 
     def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -396,114 +401,114 @@ class RestApi:
 
     # Looking
 
-    async def _servers(self, call: Call) -> Model:
+    async def _servers(self, call: ApiCall) -> Model:
         return Servers(items=(await self._monitor.health(call.access)).servers)
 
-    async def _health(self, call: Call) -> Model:
+    async def _health(self, call: ApiCall) -> Model:
         return await self._monitor.health(call.access)
 
-    async def _list(self, call: Call) -> Model:
+    async def _list(self, call: ApiCall) -> Model:
         query = call.query
         wanted = SessionFilter(state=query["state"], owner=query["owner"], text=query["q"])
         return await self._monitor.sessions(call.access, wanted, query["cursor"], query["limit"])
 
-    async def _session(self, call: Call) -> Model:
+    async def _session(self, call: ApiCall) -> Model:
         return await self._monitor.session(call.access, call.path("session_id"))
 
-    async def _executions(self, call: Call) -> Model:
+    async def _executions(self, call: ApiCall) -> Model:
         cursor, limit = call.query["cursor"], call.query["limit"]
         return await self._monitor.executions(call.access, call.path("session_id"), cursor, limit)
 
-    async def _execution(self, call: Call) -> Model:
+    async def _execution(self, call: ApiCall) -> Model:
         return await self._monitor.execution(call.access, call.path("execution_id"))
 
-    async def _result(self, call: Call) -> Model:
+    async def _result(self, call: ApiCall) -> Model:
         return await self._monitor.result(call.access, call.path("execution_id"))
 
-    async def _output(self, call: Call) -> Model:
+    async def _output(self, call: ApiCall) -> Model:
         since, limit = call.query["since"], call.query["limit"]
         events, has_more = await self._monitor.output(call.access, call.path("execution_id"), since, limit)
-        return OutputPage(items=events, next=events[-1].sequence if has_more else None)
+        return EventPage(items=events, next=events[-1].sequence if has_more else None)
 
-    async def _lines(self, call: Call) -> Model:
+    async def _lines(self, call: ApiCall) -> Model:
         query = call.query
         return await self._monitor.lines(
             call.access, call.path("execution_id"), query["first"], query["count"], query["q"][:200]
         )
 
-    async def _calls(self, call: Call) -> Model:
+    async def _calls(self, call: ApiCall) -> Model:
         return Calls(items=await self._monitor.calls(call.access, call.path("execution_id")))
 
-    async def _own_decisions(self, call: Call) -> Model:
+    async def _own_decisions(self, call: ApiCall) -> Model:
         return Decisions(items=await self._monitor.decisions(call.access, execution_id=call.path("execution_id")))
 
-    async def _decisions(self, call: Call) -> Model:
+    async def _decisions(self, call: ApiCall) -> Model:
         return Decisions(items=await self._monitor.decisions(call.access, limit=call.query["limit"]))
 
-    async def _display(self, call: Call) -> Response:
+    async def _display(self, call: ApiCall) -> Response:
         name = call.path("name")
         return attachment(await self._monitor.display(call.access, call.path("execution_id"), name), name)
 
-    async def _notebook(self, call: Call) -> Response:
+    async def _notebook(self, call: ApiCall) -> Response:
         session_id, form = call.path("session_id"), call.path("form")
         if form not in _NOTEBOOK_TYPES:
             raise InvalidArgument(f"form {form[:64]!r} is none of {', '.join(_NOTEBOOK_TYPES)}")
         content = await self._monitor.notebook(call.access, session_id, cast("NotebookForm", form))
         return attachment(content, f"session-{session_id[:8]}.{form}", _NOTEBOOK_TYPES[form])
 
-    async def _files(self, call: Call) -> Model:
+    async def _files(self, call: ApiCall) -> Model:
         path, after = call.query["path"], call.query["after"]
         return await self._monitor.files(call.access, call.path("session_id"), path, after)
 
-    async def _read_file(self, call: Call) -> Response:
+    async def _read_file(self, call: ApiCall) -> Response:
         name = call.path("name")
         content = await self._monitor.read_file(call.access, call.path("session_id"), name)
         return _ranged(call.request, content, name.rpartition("/")[2])
 
-    async def _questions(self, call: Call) -> Model:
+    async def _questions(self, call: ApiCall) -> Model:
         return Questions(items=await self._monitor.questions(call.access, call.query["state"]))
 
     # Acting
 
-    async def _create(self, call: Call) -> Model:
+    async def _create(self, call: ApiCall) -> Model:
         return await self._monitor.create(call.access, call.body.environment, call.body.reason)
 
-    async def _end(self, call: Call) -> Model:
+    async def _end(self, call: ApiCall) -> Model:
         await self._monitor.end(call.access, call.path("session_id"))
         return Model()
 
-    async def _run(self, call: Call) -> Model:
+    async def _run(self, call: ApiCall) -> Model:
         key = call.request.headers.get("idempotency-key", "")
         execution_id = await self._monitor.run_cell(
             call.access, call.path("session_id"), call.body.code, call.body.timeout_s, key
         )
         return Queued(execution_id=execution_id)
 
-    async def _interrupt(self, call: Call) -> Model:
+    async def _interrupt(self, call: ApiCall) -> Model:
         return InterruptedList(interrupted=await self._monitor.interrupt(call.access, call.path("session_id")))
 
-    async def _fork(self, call: Call) -> Model:
+    async def _fork(self, call: ApiCall) -> Model:
         return await self._monitor.fork(call.access, call.path("session_id"), call.body.at)
 
-    async def _rewind(self, call: Call) -> Model:
+    async def _rewind(self, call: ApiCall) -> Model:
         return await self._monitor.rewind(call.access, call.path("session_id"), call.body.to)
 
-    async def _write_file(self, call: Call) -> Model:
+    async def _write_file(self, call: ApiCall) -> Model:
         content = await _body(call.request, self._max_upload_bytes)
         await self._monitor.write_file(call.access, call.path("session_id"), call.path("name"), content)
         return Model()
 
-    async def _delete_file(self, call: Call) -> Model:
+    async def _delete_file(self, call: ApiCall) -> Model:
         await self._monitor.delete_file(call.access, call.path("session_id"), call.path("name"))
         return Model()
 
-    async def _answer(self, call: Call) -> Model:
-        body: AnswerRequest = call.body
+    async def _answer(self, call: ApiCall) -> Model:
+        body: QuestionAnswer = call.body
         return await self._monitor.answer(call.access, call.path("question_id"), body.action, body.values)
 
     # What happens
 
-    async def _happenings(self, call: Call) -> Response:
+    async def _happenings(self, call: ApiCall) -> Response:
         after = call.request.headers.get("last-event-id") or call.query["after"]
 
         async def events() -> AsyncGenerator[dict[str, str]]:
@@ -513,7 +518,7 @@ class RestApi:
 
         return event_stream(events(), self._streams, call.access.principal)
 
-    async def _follow(self, call: Call) -> Response:
+    async def _follow(self, call: ApiCall) -> Response:
         session_id = call.path("session_id")
         # A session that is not there is a plain 404, not a stream that ends.
         await self._monitor.session(call.access, session_id)
@@ -535,7 +540,7 @@ def _followed(item: Followed) -> dict[str, str]:
 # Requests
 
 
-async def _checked(operation: Operation, request: Request) -> Call:
+async def _checked(operation: Operation, request: Request) -> ApiCall:
     query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
     body = None
     if operation.body is not None:
@@ -548,7 +553,7 @@ async def _checked(operation: Operation, request: Request) -> Call:
             raise InvalidArgument(
                 f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
             ) from None
-    return Call(request, request.state.access, query, body)
+    return ApiCall(request, request.state.access, query, body)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -571,7 +576,7 @@ def problem(error: BelljarError) -> Response:
 
 def _response(status: int, code: str, message: str, hint: str = "") -> Response:
     detail = ProblemDetail(code=code, message=message, hint=hint)
-    return JSONResponse(Problem(error=detail).model_dump(), status_code=status)
+    return JSONResponse(ApiProblem(error=detail).model_dump(), status_code=status)
 
 
 def refused(status: int, code: str, message: str, hint: str = "", **headers: str) -> Response:
