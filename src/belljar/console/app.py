@@ -18,9 +18,10 @@ from belljar.console.templating import render, static_files, static_version
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.monitor.base import Monitor
 from belljar.settings import Settings
+from belljar.surfaces.api_operations import PREFIX, problem
 from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn, cookie_name
 from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
-from belljar.surfaces.rest import PREFIX, RestApi, problem
+from belljar.surfaces.rest import RestApi
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
 _MOST_FORM_BYTES: Final = 64 * 1024

@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.monitor.base import Access
+from belljar.surfaces.api_operations import PREFIX, refused
 from belljar.surfaces.auth.browser import BrowserSignIn, cookie_name, is_foreign, is_same_origin
 from belljar.surfaces.auth.code_flow import CALLBACK
-from belljar.surfaces.rest import PREFIX, refused
 
 ENTER: Final = "/console/enter"
 STATIC: Final = "/console/static/"
