@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, Protocol, cast
 
 from pydantic import Field, JsonValue
@@ -16,6 +17,7 @@ from pydantic import Field, JsonValue
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.journal.journal import Journal
 from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
+from belljar.journal.session_records import iso_ms
 from belljar.models import Model
 from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question, QuestionReply
@@ -44,10 +46,10 @@ class InboxQuestion(Model):
     """A JSON Schema of the answer; empty for plain consent."""
     is_password: bool = False
     in_console: bool = False
-    put_at: float
-    expires_at: float | None = None
     state: QuestionState = "waiting"
-    ended_at: float | None = None
+    put_at: str
+    expires_at: str | None = None
+    ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
 
@@ -240,7 +242,7 @@ def _message(question: Question) -> str:
     return printable(words)[:MOST_MESSAGE_CHARS]
 
 
-def _put_at(question: InboxQuestion) -> float:
+def _put_at(question: InboxQuestion) -> str:
     return question.put_at
 
 
@@ -254,17 +256,19 @@ def _shown(record: QuestionRecord) -> InboxQuestion:
         fields=record.fields(),
         is_password=bool(record.is_password),
         in_console=bool(record.in_console),
-        put_at=record.put_at,
-        expires_at=record.expires_at,
         state=record.state,
-        ended_at=record.ended_at,
+        put_at=iso_ms(record.put_at),
+        expires_at=iso_ms(record.expires_at),
+        ended_at=iso_ms(record.ended_at) if record.ended_at else None,
         answered_by=record.answered_by,
         answered_in=record.answered_in,
     )
 
 
 def _fate(question: InboxQuestion) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(question.ended_at)) if question.ended_at else "just now"
+    at = (
+        datetime.fromisoformat(question.ended_at).astimezone().strftime("%H:%M:%S") if question.ended_at else "just now"
+    )
     by = f" by {question.answered_by}" if question.answered_by else ""
     where = f" in the {question.answered_in}" if question.answered_in else ""
     match question.state:

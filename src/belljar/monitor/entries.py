@@ -4,8 +4,9 @@ import time
 
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
-from belljar.monitor.base import ExecutionEntry, RunningCell, SessionEntry, iso_ms
-from belljar.monitor.history import ExecutionRow, SessionRow
+from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.monitor.base import ExecutionEntry, RunningCell, SessionEntry
+from belljar.monitor.history import ExecutionRow
 from belljar.monitor.usage import UsageSampler
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
@@ -26,7 +27,7 @@ class Entries:
         session = self._registry.look_up(row.session_id)
         return session.queue.find(row.id) if session is not None else None
 
-    def session(self, row: SessionRow) -> SessionEntry:
+    def session(self, row: SessionRecord) -> SessionEntry:
         """Return a session as lists show it."""
         kept_s = self._registry.settings.keep_days * DAY_S
         entry = SessionEntry(

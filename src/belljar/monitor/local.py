@@ -12,8 +12,8 @@ from pydantic import JsonValue
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import make_cell
-from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
+from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     Access,
@@ -25,21 +25,20 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
     Server,
     SessionDetail,
     SessionEntry,
     SessionFilter,
     cursor_of,
-    iso_ms,
     place_of,
 )
 from belljar.monitor.decisions import read_decisions
 from belljar.monitor.entries import Entries
 from belljar.monitor.following import SessionFollower
-from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, SessionRow, parsed_place
+from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.usage import UsageSampler
 from belljar.outputs.displays import display_uri, read_display
@@ -163,8 +162,8 @@ class LocalMonitor:
             sandbox=settings.sandbox,
             kernel=live.session_kernel.kernel.name if live and live.session_kernel.kernel else "",
             limits=limits,
-            variables=[*live.session_kernel.variables] if live else row.variables,
-            unkept=row.unkept,
+            variables=[*live.session_kernel.variables] if live else [*row.variables],
+            unkept=[*row.unkept],
             origin=row.origin,
             origin_execution=row.origin_execution,
             forks=await self._history.forks(session_id),
@@ -275,12 +274,12 @@ class LocalMonitor:
         workspace = await self._workspace(access, session_id)
         return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
 
-    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
         if state not in ("waiting", "ended"):
             raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
-        return [*map(_question, inbox.waiting(whose) if state == "waiting" else inbox.ended(whose))]
+        return inbox.waiting(whose) if state == "waiting" else inbox.ended(whose)
 
     # What happens
 
@@ -397,12 +396,12 @@ class LocalMonitor:
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
-    ) -> QuestionEntry:
+    ) -> InboxQuestion:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
         by = access.name or access.principal
         await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
-        return _question(inbox.find(question_id, whose))
+        return inbox.find(question_id, whose)
 
     async def note_presence(self, access: Access) -> None:
         """See `Monitor`."""
@@ -414,7 +413,7 @@ class LocalMonitor:
 
     # Access
 
-    async def _row(self, access: Access, session_id: str) -> SessionRow:
+    async def _row(self, access: Access, session_id: str) -> SessionRecord:
         row = await self._history.session(session_id)
         is_elsewhere = row is not None and row.state == "live" and row.run != self._run
         if row is None or not access.may_see(row.principal) or is_elsewhere:
@@ -441,25 +440,6 @@ class LocalMonitor:
 def _whose(access: Access) -> str | None:
     """Return whose questions somebody may answer; None for those of all owners."""
     return None if access.is_operator else access.principal
-
-
-def _question(question: InboxQuestion) -> QuestionEntry:
-    return QuestionEntry(
-        id=question.id,
-        kind=question.kind,
-        owner=question.owner,
-        session_id=question.session_id,
-        execution_id=question.execution_id,
-        message=question.message,
-        fields=question.fields,
-        is_password=question.is_password,
-        state=question.state,
-        put_at=iso_ms(question.put_at),
-        expires_at=iso_ms(question.expires_at) if question.expires_at else None,
-        ended_at=iso_ms(question.ended_at) if question.ended_at else None,
-        answered_by=question.answered_by,
-        answered_in=question.answered_in,
-    )
 
 
 def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "gone"], ...]:

@@ -23,9 +23,9 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     Monitor,
     OutputLines,
-    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
@@ -52,7 +52,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "calls": list[CallEntry],
         "decisions": list[dict[str, JsonValue]],
         "files": FileListing,
-        "questions": list[QuestionEntry],
+        "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
         "interrupt": list[str],
@@ -61,7 +61,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "end": None,
         "write_file": None,
         "delete_file": None,
-        "answer": QuestionEntry,
+        "answer": InboxQuestion,
         "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}

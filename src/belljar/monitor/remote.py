@@ -37,9 +37,9 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
     Server,
     SessionDetail,
     SessionEntry,
@@ -211,10 +211,10 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "read_file", session_id, name=name)
 
-    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
         answers = await self._all(access, "questions", state=state)
-        found: dict[str, QuestionEntry] = {one.id: one for _, answer in answers for one in answer}
+        found: dict[str, InboxQuestion] = {one.id: one for _, answer in answers for one in answer}
         return [*found.values()]
 
     # What happens
@@ -309,7 +309,7 @@ class RemoteMonitor:
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
-    ) -> QuestionEntry:
+    ) -> InboxQuestion:
         """See `Monitor`."""
         # A server that has not put the question knows of it from the journal, and says that another one waits for it.
         absence = (QuestionNotFound, QuestionClosed)

@@ -23,10 +23,10 @@ from belljar.monitor.base import (
     FileListing,
     Followed,
     Health,
+    InboxQuestion,
     Monitor,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
     Server,
     SessionDetail,
     SessionEntry,
@@ -131,7 +131,7 @@ class Decisions(Model):
 class Questions(Model):
     """Questions to a person."""
 
-    items: list[QuestionEntry]
+    items: list[InboxQuestion]
 
 
 class RestApi:
@@ -251,7 +251,7 @@ class RestApi:
                 "/questions/{question_id}",
                 "Answer a question",
                 self._answer,
-                QuestionEntry,
+                InboxQuestion,
                 body=QuestionAnswer,
             ),
             Operation(
