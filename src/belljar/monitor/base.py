@@ -203,6 +203,14 @@ class Health(Model):
     servers: list[Server]
 
 
+class UsageHistory(Model):
+    """What sessions used over the last 15 minutes, one value for each `interval_s`, oldest first and the last now."""
+
+    interval_s: float
+    gauges: dict[str, list[float]]
+    """Sessions that run, are idle or fresh, their memory in megabytes, and their share of a processor in percent."""
+
+
 # What happens
 
 FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "session", "gone", "reset"]
@@ -280,6 +288,10 @@ class Monitor(Protocol):
 
     async def health(self, access: Access) -> Health:
         """Return whether sessions can be started, and what is open."""
+        ...
+
+    async def usage(self, access: Access) -> UsageHistory:
+        """Return what the sessions that the caller may see used over the last 15 minutes."""
         ...
 
     async def sessions(

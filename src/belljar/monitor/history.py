@@ -20,6 +20,7 @@ from belljar.journal.schema import VERSION, version_of
 from belljar.journal.session_records import SESSION_COLUMNS, SessionRecord, SessionState, iso_ms, session_record
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES, CallEntry, Tail
+from belljar.monitor.line_index import LineIndexes, LinePage
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")
@@ -33,8 +34,6 @@ _WHOLE_BYTES = 1_000_000
 _MOST_RICH = 500
 _TAIL_BYTES = 2_000_000
 _TAIL_CHARS = 8_000
-_MOST_FOUND = 1_000
-_MOST_LINE_CHARS = 10_000
 _EXECUTION = (
     "SELECT rowid, id, session_id, principal, code, submitted_at, started_at, ended_at, undone_at, dropped_at, author, "
     "client, output_bytes, "
@@ -82,6 +81,7 @@ class HistoryReader:
 
     def __init__(self, journal: Path) -> None:
         self._path = journal
+        self._lines = LineIndexes(journal.parent / "sessions")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -257,9 +257,21 @@ class HistoryReader:
         """
         return await self._read(lambda connection: _tail(connection, execution_id, since))
 
-    async def lines(self, execution_id: str, first: int, count: int, search: str) -> tuple[list[str], int, list[int]]:
-        """Return some lines of the printed output, how many there are, and which of them have the searched text."""
-        return await self._read(lambda connection: _lines(connection, execution_id, first, count, search))
+    async def lines(self, row: ExecutionRow, first: int, count: int, search: str, *, is_complete: bool) -> LinePage:
+        """Return some lines of the printed output of an execution, and which of all have the searched text."""
+        execution = row.id, row.session_id
+        is_dropped = row.dropped_at is not None
+        return await self._read(
+            lambda connection: self._lines.read(
+                connection,
+                execution,
+                first=first,
+                count=count,
+                search=search,
+                is_complete=is_complete,
+                is_dropped=is_dropped,
+            )
+        )
 
 
 def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) -> list[SessionRecord]:
@@ -365,43 +377,6 @@ def _tail(connection: sqlite3.Connection, execution_id: str, since: int) -> tupl
         return None
     kept = "\n".join(text.split("\n")[-TAIL_LINES - 1 :])
     return Tail(execution_id=execution_id, sequence=last, lines=lines, chars=chars, text=kept), rich
-
-
-def _lines(
-    connection: sqlite3.Connection, execution_id: str, first: int, count: int, search: str
-) -> tuple[list[str], int, list[int]]:
-    """Read the whole output once. An index of places would make far pages cheaper; reading 100 MB takes 0.5 s."""
-    query = (
-        "SELECT kind, text FROM events WHERE execution_id = ? AND text <> '' "
-        "AND kind IN ('stdout', 'stderr', 'notice', 'display') ORDER BY sequence"
-    )
-    found: list[str] = []
-    matches: list[int] = []
-    number = 1
-    rest = ""
-    wanted = search.lower()
-
-    def take(line: str) -> None:
-        nonlocal number
-        if first <= number < first + count:
-            found.append(line[:_MOST_LINE_CHARS])
-        if wanted and len(matches) < _MOST_FOUND and wanted in line.lower():
-            matches.append(number)
-        number += 1
-
-    for kind, text in connection.execute(query, (execution_id,)):
-        whole = rest + text + ("\n" if kind == "display" else "")
-        ends = whole.count("\n")
-        if not wanted and (number + ends < first or number >= first + count):
-            number += ends
-            rest = whole[whole.rfind("\n") + 1 :]
-            continue
-        *complete, rest = whole.split("\n")
-        for line in complete:
-            take(line)
-    if rest:
-        take(rest)
-    return found, number - 1, matches
 
 
 def parsed_place(place: str) -> int:

@@ -32,6 +32,7 @@ from belljar.monitor.base import (
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
     cursor_of,
     place_of,
 )
@@ -40,7 +41,7 @@ from belljar.monitor.entries import Entries
 from belljar.monitor.following import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
-from belljar.monitor.usage import UsageSampler
+from belljar.monitor.usage import INTERVAL_S, UsageSampler
 from belljar.outputs.displays import display_uri, read_display
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -121,6 +122,10 @@ class LocalMonitor:
         names = [path.parent.name for path in await asyncio.to_thread(server_sockets, self._data_directory)]
         others = [name for name in names if name != self._run]
         return [own, *(Server(name=name, pid=int(name.partition("-")[0]), sessions=0) for name in others)]
+
+    async def usage(self, access: Access) -> UsageHistory:
+        """See `Monitor`."""
+        return UsageHistory(interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see))
 
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
@@ -223,9 +228,11 @@ class LocalMonitor:
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
-        found, total, matches = await self._history.lines(execution_id, first, count, search)
         is_complete = self._entries.execution(row).status not in ("queued", "running")
-        return OutputLines(first=first, lines=found, total=total, is_complete=is_complete, matches=matches)
+        page = await self._history.lines(row, first, count, search, is_complete=is_complete)
+        return OutputLines(
+            first=first, lines=page.lines, total=page.total, is_complete=is_complete, matches=page.matches
+        )
 
     async def display(self, access: Access, execution_id: str, name: str) -> bytes:
         """See `Monitor`."""

@@ -29,6 +29,7 @@ from belljar.monitor.base import (
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
 )
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -39,6 +40,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
     """Return what each method answers with. Built at the first call, because it takes some milliseconds."""
     kinds: dict[str, Any] = {
         "health": Health,
+        "usage": UsageHistory,
         "sessions": EntryPage[SessionEntry],
         "session": SessionDetail,
         "executions": EntryPage[ExecutionEntry],

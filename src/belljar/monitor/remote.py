@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -44,6 +45,7 @@ from belljar.monitor.base import (
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
     cursor_of,
 )
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
@@ -127,6 +129,13 @@ class RemoteMonitor:
             version=answers[0][1].version,
             servers=[*own, *others],
         )
+
+    async def usage(self, access: Access) -> UsageHistory:
+        """See `Monitor`. What servers of later start have not measured counts as nothing."""
+        answers: list[tuple[str, UsageHistory]] = await self._all(access, "usage")
+        names = {name: None for _, usage in answers for name in usage.gauges}
+        sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
+        return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
 
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
@@ -322,6 +331,12 @@ class RemoteMonitor:
 
 def _nobody() -> EngineError:
     return EngineError("no running server answers", hint="Start one with `belljar serve`")
+
+
+def _summed(series: list[list[float]]) -> list[float]:
+    """Return the sums of values that all end now."""
+    ends = zip_longest(*(reversed(values) for values in series), fillvalue=0.0)
+    return [round(sum(values), 1) for values in ends][::-1]
 
 
 def _pid(name: str) -> int:

@@ -31,6 +31,7 @@ from belljar.monitor.base import (
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
 )
 from belljar.surfaces.api_operations import (
     BYTES,
@@ -147,6 +148,7 @@ class RestApi:
         self.operations: list[Operation] = [
             Operation("GET", "/servers", "The servers of the data directory", self._servers, Servers),
             Operation("GET", "/health", "Checks and gauges", self._health, Health),
+            Operation("GET", "/usage", "What sessions used in the last 15 minutes", self._usage, UsageHistory),
             Operation(
                 "GET",
                 "/sessions",
@@ -279,6 +281,9 @@ class RestApi:
 
     async def _health(self, call: ApiCall) -> Model:
         return await self._monitor.health(call.access)
+
+    async def _usage(self, call: ApiCall) -> Model:
+        return await self._monitor.usage(call.access)
 
     async def _list(self, call: ApiCall) -> Model:
         query = call.query
