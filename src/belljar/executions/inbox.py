@@ -27,6 +27,7 @@ PRESENCE_S = 30.0
 MOST_ENDED = 50
 MOST_MESSAGE_CHARS = 20_000
 MOST_ANSWER_BYTES = 64 * 1024
+ON_THE_MACHINE = "on the server's machine in `belljar console`"
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
 Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
@@ -71,9 +72,12 @@ class Inbox:
 
     def __init__(self, journal: Journal, ask_in_console: ASK_IN_CONSOLE) -> None:
         self._records = QuestionRecords(journal)
-        self._rule: ASK_IN_CONSOLE = ask_in_console
+        self._rule: ON_THE_MACHINE = "on the server's machine in `belljar console`"
+ASK_IN_CONSOLE = ask_in_console
         self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
         self._seen: dict[str | None, float] = {}
+        self.console_url: Callable[[], str] = lambda: ""
+        """Returns the address of this server as people reach its console; empty while it has none."""
         self.sources: list[QuestionSource] = []
         self.on_change: list[Callable[[InboxQuestion], None]] = []
         """Called when a question is put, and when it waits no more."""
@@ -88,6 +92,13 @@ class Inbox:
     def is_open(self) -> bool:
         """Return whether questions of executions may be answered here."""
         return self._rule != "never"
+
+    def place(self) -> str:
+        """Return where people answer, in words for the agent; empty where they cannot."""
+        if not self.is_open:
+            return ""
+        url = self.console_url()
+        return f"at {url}/console/inbox, or on the server's machine" if url else ON_THE_MACHINE
 
     def may_ask(self, principal: str) -> bool:
         """Return whether a question of this owner may wait here for somebody."""
