@@ -72,8 +72,7 @@ class Inbox:
 
     def __init__(self, journal: Journal, ask_in_console: ASK_IN_CONSOLE) -> None:
         self._records = QuestionRecords(journal)
-        self._rule: ON_THE_MACHINE = "on the server's machine in `belljar console`"
-ASK_IN_CONSOLE = ask_in_console
+        self._rule: ASK_IN_CONSOLE = ask_in_console
         self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
         self._seen: dict[str | None, float] = {}
         self.console_url: Callable[[], str] = lambda: ""

@@ -170,8 +170,8 @@ def run_text(info: RunInfo) -> str:
         example = _example(asked[0].fields)
         step = f', step="{asked[0].step}"' if len(info.questions) > 1 else ""
         lines.append(
-            f'A person has to decide: run_workflow(run_id="{info.run}", answer={example}{step}) passes their answer on, '
-            f'answer={{"action": "decline"}} their refusal.'
+            f'A person has to decide: run_workflow(run_id="{info.run}", answer={example}{step}) passes their answer '
+            f'on, answer={{"action": "decline"}} their refusal.'
         )
     elif info.state == "running":
         lines.append(f'It goes on in the background: run_workflow(run_id="{info.run}", wait_s=45) returns the rest.')
