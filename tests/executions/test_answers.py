@@ -1,4 +1,4 @@
-"""Answers to questions whose schemas a hostile server wrote: each is checked or taken, quickly and without a network."""
+"""Answers to questions whose schemas a hostile server wrote: each is checked or taken, without a network."""
 
 import socket
 from typing import Any
