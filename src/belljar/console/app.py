@@ -21,6 +21,7 @@ from belljar.settings import Settings
 from belljar.surfaces.api_operations import PREFIX, problem
 from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn
 from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
+from belljar.surfaces.operations import exact
 from belljar.surfaces.rest import RestApi
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
@@ -66,7 +67,7 @@ def console_app(
         Route("/frames/{execution_id}/{name}", frames.serve, methods=["GET"]),
         *RestApi(monitor, max_upload_bytes=settings.max_upload_bytes).routes(),
     ]
-    app = Starlette(routes=routes, exception_handlers={404: _missing})
+    app = Starlette(routes=[exact(route) for route in routes], exception_handlers={404: _missing})
     # A path with a slash too many is no path of ours, and a redirect would be one more answer to guard.
     app.router.redirect_slashes = False
     return ConsoleGuard(app, sign_in)
