@@ -13,7 +13,7 @@ from playwright.async_api import Browser, BrowserContext, CDPSession, Page, asyn
 
 from bench.registries import Unreachable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 QUIET_S = 1.0
 """A page has loaded when nothing has arrived for so long."""
 LOOK_S = 0.02

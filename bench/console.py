@@ -5,6 +5,7 @@ and nothing covers it. JupyterLab is as `pip install jupyterlab` leaves it.
 """
 
 import asyncio
+import contextlib
 import statistics
 import subprocess
 from collections.abc import AsyncGenerator
@@ -16,10 +17,17 @@ from mcp import Client
 from playwright.async_api import Browser
 
 from bench import tasks
-from bench.browsers import LINES, Opening, heap_bytes, line_ages, open_browser, open_context, signed_in, timed
+from bench.browsers import LINES, PATIENCE_S, Opening, line_ages, open_browser, open_context, signed_in, timed
 from bench.figures import Figure, Round, paired, percentile
 from bench.jupyterlabs import open_jupyterlab
-from bench.notebooks import ModelNotebook, run_model, write_long_cell, write_long_notebook, write_notebook, write_session
+from bench.notebooks import (
+    ModelNotebook,
+    run_model,
+    write_long_cell,
+    write_long_notebook,
+    write_notebook,
+    write_session,
+)
 from bench.one_plus_one import timed as timed_calls
 from bench.registries import Unreachable
 from bench.servers import ERAS, belljar_command, new_session, open_http
@@ -113,7 +121,9 @@ async def _opened_in_turns(scene: Scene, session_id: str, long_id: str, lab: str
     for _ in scene.stage.rounds(scene.stage.pick(4, 2), within_s=scene.stage.pick(40, 10)):
         taken.peer.append((await theirs("cells.ipynb")).readable_s)
         taken.ours.append((await scene.opened(session_id)).readable_s)
-    long_peer, long_ours = await theirs("lines.ipynb", is_settled=True), await scene.opened(long_id, is_settled=True)
+    long_ours, long_peer = await scene.opened(long_id, is_settled=True), None
+    with contextlib.suppress(TimeoutError):  # it is not readable within `PATIENCE_S` on a busy machine
+        long_peer = await theirs("lines.ipynb", is_settled=True)
     note = f"peer: JupyterLab; n={len(taken.ours)}"
     return [
         *paired(NAME, "1,000 cells → first readable", [taken], target=OPEN_TARGET, note=note),
@@ -140,7 +150,8 @@ def _first_load(ours: Opening) -> Figure:
 
 def _heap(ours: Opening, peer: Opening | None) -> Figure:
     what, theirs = f"script heap, a cell of {LINES_COUNT:,} lines", peer.heap_bytes / 1e6 if peer else None
-    return Figure(NAME, what, "MB", ours.heap_bytes / 1e6, theirs, HEAP_TARGET, note="peer: the saved notebook")
+    note = "peer: the saved notebook" if peer else f"JupyterLab: not readable after {PATIENCE_S:.0f} s"
+    return Figure(NAME, what, "MB", ours.heap_bytes / 1e6, theirs, HEAP_TARGET, note=note)
 
 
 # Against ourselves

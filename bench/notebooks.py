@@ -41,7 +41,7 @@ CELLS = (
     "len(outliers(sales, 'revenue', 1.5))",
     "sales.nlargest(5, 'revenue')",
 )
-LINE = "2026-01-01T00:00:00 worker-{number} step {number} of 1000000: done in 0.{number} s\n"
+LINE = "step {number}\n"
 PART_CHARS = 8_000
 """About how much text an event of a cell that prints a lot holds."""
 
@@ -116,7 +116,7 @@ def write_long_cell(data_directory: Path, model: ModelNotebook, lines: int) -> s
             for place, start in enumerate(range(0, len(text), PART_CHARS))
         ]
         result = model.cells[0].result.model_copy(update={**changes, "sequence": len(events)})
-        _write(journal, ModelCell(f"for n in range({lines}): print(LINE.format(number=n))", events, result))
+        _write(journal, ModelCell(f"for n in range({lines}): print('step', n)", events, result))
     return session_id
 
 
@@ -135,7 +135,7 @@ def write_notebook(path: Path, model: ModelNotebook, count: int) -> None:
 def write_long_notebook(path: Path, model: ModelNotebook, lines: int) -> None:
     """Write the same cell as `write_long_cell` does, as a notebook."""
     outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed(lines))]
-    source = f"for n in range({lines}): print(LINE.format(number=n))"
+    source = f"for n in range({lines}): print('step', n)"
     _write_cells(path, model, [nbformat.v4.new_code_cell(source, outputs=outputs, execution_count=1)])
 
 
