@@ -64,7 +64,10 @@ ON_DEMAND = ("first-hour", "toolbox", "console", "search", "skills", "model-toke
 FULL_S = 240.0
 QUICK_S = 90.0
 LONGER = {"console": 3}
-"""The most that one measurement may take, and how many times that for those of many parts. On two quiet processors all of them together take eight minutes."""
+"""The most that one measurement may take, and how many times that for those of many parts.
+
+On two quiet processors all of them together take eight minutes.
+"""
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ const look = () => {
 };
 if (top === self) requestAnimationFrame(look);
 """
-# Notes how old each printed time is when it gets into the page.
+# Notes how old each printed time is when it gets into the page, of those that were printed since the page was opened.
 LINES = """
 globalThis.ages = [];
 const seen = new Set();
@@ -43,7 +43,7 @@ if (top === self) new MutationObserver(() => {
   const now = Date.now();
   for (const block of document.querySelectorAll(".block.stdout")) {
     for (const [, stamp] of block.textContent.matchAll(/@(\\d+\\.\\d+)\\n/g)) {
-      if (seen.has(stamp)) continue;
+      if (seen.has(stamp) || Number(stamp) * 1000 < performance.timeOrigin) continue;
       seen.add(stamp);
       globalThis.ages.push(now / 1000 - Number(stamp));
     }

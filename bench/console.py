@@ -252,7 +252,9 @@ async def start(stage: Stage) -> list[Figure]:
 
 async def _started(stage: Stage, console: str) -> float:
     began = asyncio.get_running_loop().time()
-    async with open_http(stage, belljar_command(), {"BELLJAR_CONSOLE": console}) as url:
-        async with Client(url, mode=ERAS["modern"]) as client:
-            await client.list_tools()
-            return asyncio.get_running_loop().time() - began
+    async with (
+        open_http(stage, belljar_command(), {"BELLJAR_CONSOLE": console}) as url,
+        Client(url, mode=ERAS["modern"]) as client,
+    ):
+        await client.list_tools()
+        return asyncio.get_running_loop().time() - began

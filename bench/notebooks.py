@@ -1,7 +1,7 @@
 """One notebook in two places: as a session in the journal, and as a file for JupyterLab.
 
-Ten cells of an analysis are run once, by an agent in a session; what the journal then has of them is written again under
-other ids until there are as many as are wanted. The pages of the console read these rows as they read any others.
+Ten cells of an analysis are run once, by an agent in a session; what the journal then has of them is written again
+under other ids until there are as many as are wanted. Pages of the console read these rows as they read any others.
 """
 
 import json
