@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from belljar.console.acts import Acts
+from belljar.console.file_pages import FilePages
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
 from belljar.console.pages import Pages
@@ -41,16 +42,24 @@ def console_app(
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
     acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
+    files = FilePages(monitor, pages)
     entrance = Entrance(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
-        Route("/console/sessions/{session_id}/files", _shown(pages.files), methods=["GET"]),
+        Route("/console/sessions/new", _shown(acts.create), methods=["POST"]),
+        Route("/console/sessions/{session_id}/files", _shown(files.folder), methods=["GET"]),
+        Route("/console/sessions/{session_id}/view", _shown(files.file), methods=["GET"]),
+        Route("/console/sessions/{session_id}/picture", _answered(files.picture), methods=["GET"]),
+        Route("/console/sessions/{session_id}/calls", _shown(pages.calls), methods=["GET"]),
         Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
         Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
+        Route("/console/executions/{execution_id}/output", _shown(pages.execution), methods=["GET"]),
+        Route("/console/executions/{execution_id}/lines", _answered(pages.lines), methods=["GET"]),
         Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
+        Route("/console/inbox/{question_id:path}", _shown(pages.one_question), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(acts.answer), methods=["POST"]),
         Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
         Route("/console/health", _shown(pages.health), methods=["GET"]),

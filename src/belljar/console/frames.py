@@ -90,7 +90,7 @@ class Frames:
             runs_scripts = request.query_params.get("scripts") == "1" and self._allows_scripts
             return await _page(content, form.mime if form else PAGE, runs_scripts=runs_scripts)
         mime = _BY_SUFFIX[wanted["suffix"]]
-        return await _picture(await self._content(access, execution_id, forms.get(mime)), mime)
+        return await picture_response(await self._content(access, execution_id, forms.get(mime)), mime)
 
     async def _content(self, access: Access, execution_id: str, form: Display | None) -> bytes:
         if form is None:
@@ -142,7 +142,8 @@ def _markdown(text: str) -> str:
     return str(MarkdownIt("commonmark", options).enable("table").render(printable(text)))
 
 
-async def _picture(content: bytes, mime: str) -> Response:
+async def picture_response(content: bytes, mime: str) -> Response:
+    """Return a picture whose header is of its type, so that browsers take it for nothing else."""
     if mime != SVG and not await asyncio.to_thread(_is_picture, content, mime):
         raise ExecutionNotFound("the display is not a picture of its type")
     # In an <img> no script of an SVG runs; opened by itself, the policy keeps it from running too.

@@ -42,6 +42,8 @@ class PageStreams:
         kind, _, session_id = page.partition(":")
         if kind == "sessions":
             events = self._sessions(access, after)
+        elif kind == "waiting":
+            events = self._waiting(access)
         elif kind == "inbox":
             events = self._inbox(access)
         elif kind == "session":
@@ -100,6 +102,16 @@ class PageStreams:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+
+    async def _waiting(self, access: Access) -> AsyncGenerator[dict[str, str]]:
+        """Yield how many questions wait, for pages that show nothing else that changes."""
+        told: int | None = None
+        async with aclosing(self._inbox(access)) as changes:
+            async for one in changes:
+                data = json.loads(one["data"])
+                if data["do"] == "waiting" and len(data["ids"]) != told:
+                    told = len(data["ids"])
+                    yield change("inbox", count=told)
 
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import make_cell
@@ -16,12 +17,16 @@ from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
+    MOST_COMPLETED_CHARS,
+    MOST_MATCHES,
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileEntryInfo,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -51,8 +56,8 @@ _STATES = (*_LIVE, "asleep", "gone")
 _MOST_TEXT = 200
 _LISTED_FILES = 500
 _WAIT_S = 3600.0
-MOST_FILE_BYTES = 64 * 1024 * 1024
-"""The largest file that is read for a reader at once."""
+MOST_PART_BYTES = 4 * 1024 * 1024
+"""The largest part of a file that is read at once."""
 
 
 class LocalMonitor:
@@ -262,9 +267,13 @@ class LocalMonitor:
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """See `Monitor`."""
-        listing = await asyncio.to_thread(
-            (await self._workspace(access, session_id)).list_page, path, after, _LISTED_FILES
-        )
+        workspace = await self._workspace(access, session_id)
+        try:
+            listing = await asyncio.to_thread(workspace.list_folder, path, after, _LISTED_FILES)
+        except FileMissing:
+            if path:
+                raise
+            return FileListing(items=[])  # nothing has run yet
         items = [
             FileEntryInfo(
                 name=entry.name,
@@ -272,14 +281,26 @@ class LocalMonitor:
                 modified_at=iso_ms(entry.mtime_ns / 1e9),
                 mime_type=entry.mime_type,
             )
-            for entry in listing.entries
+            for entry in listing.files
         ]
-        return FileListing(items=items, next=items[-1].name if items and listing.rest else None)
+        folders = [folder.name for folder in listing.folders]
+        return FileListing(items=items, folders=folders, next=listing.next_after)
 
-    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
+    async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Monitor`."""
         workspace = await self._workspace(access, session_id)
-        return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
+        return await asyncio.to_thread(_read_part, workspace, name, offset, min(length, MOST_PART_BYTES))
+
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+        """See `Monitor`. Neither wakes the session nor counts as its use."""
+        await self._row(access, session_id)
+        session = self._registry.look_up(session_id)
+        if session is None or len(code) > MOST_COMPLETED_CHARS or cursor > len(code):
+            return Completion()
+        found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
+        if found is None:
+            return Completion()
+        return Completion(matches=found.matches[:MOST_MATCHES], start=found.start, end=found.end)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
@@ -442,6 +463,15 @@ class LocalMonitor:
         row = await self._row(access, session_id)
         folders, _ = self._registry.look(session_id, row.principal)
         return Workspace(folders.workspace)
+
+
+def _read_part(workspace: Workspace, name: str, offset: int, length: int) -> FilePart:
+    file, status = workspace.open_read(name)
+    with file:
+        if length:
+            file.seek(offset)
+        content = file.read(length)
+    return FilePart(content=content, size=status.st_size, version=f"{status.st_mtime_ns:x}")
 
 
 def _whose(access: Access) -> str | None:

@@ -17,9 +17,11 @@ from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, Sessi
 from belljar.monitor.base import (
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -54,6 +56,8 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "calls": list[CallEntry],
         "decisions": list[dict[str, JsonValue]],
         "files": FileListing,
+        "read_part": FilePart,
+        "complete": Completion,
         "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
@@ -67,7 +71,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}
-    return forms | dict.fromkeys(("display", "notebook", "read_file"), bytes_form)
+    return forms | dict.fromkeys(("display", "notebook"), bytes_form)
 
 
 _forms: dict[str, TypeAdapter[Any]] = {}

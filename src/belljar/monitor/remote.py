@@ -32,9 +32,11 @@ from belljar.monitor.base import (
     STREAM_CHARS,
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -216,9 +218,13 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "files", session_id, path=path, after=after)
 
-    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
+    async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Monitor`."""
-        return await self._of_session(access, "read_file", session_id, name=name)
+        return await self._of_session(access, "read_part", session_id, name=name, offset=offset, length=length)
+
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+        """See `Monitor`."""
+        return await self._of_session(access, "complete", session_id, code=code, cursor=cursor)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""

@@ -1,5 +1,4 @@
 // What waits for a person. New questions are announced at once; a form that somebody fills in is left alone.
-import { startKeys } from "./keys.js";
 import { append } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -21,5 +20,4 @@ function apply(change) {
   if (empty) empty.hidden = count > 0;
 }
 
-startKeys();
 openStream(document.body.dataset.stream ?? "", "", apply);

@@ -3,7 +3,6 @@ import { loadBlocks } from "./blocks.js";
 import { startClock } from "./clock.js";
 import { startComposing } from "./compose.js";
 import { listenToFrames, sizeFrames } from "./frames.js";
-import { startKeys } from "./keys.js";
 import { addText, append, parsed, replace } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -171,7 +170,6 @@ listenToFrames();
 loadBlocks(cells);
 startClock();
 startComposing();
-startKeys();
 pauseButton.hidden = !document.querySelector("#session-state .state-running");
 if (!location.hash) scrollToEnd();
 isFollowing = !location.hash;
