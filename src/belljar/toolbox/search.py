@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from operator import mul
 from typing import Any, Final, cast
@@ -39,10 +40,10 @@ _NO_ACTION: Final = 0.8
 """The factor for a tool whose name does not say what it does."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
-_MERGED: Final = 50
-"""How many tools of each ranking are merged."""
-_RANK: Final = 5
-"""Reciprocal rank fusion: the smaller, the more the first places of each ranking count."""
+_MISSPELT: Final = 0.4
+_LEAST_ALIKE: Final = 0.6
+_MODEL: Final = 2.0
+"""How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
 _LEAST_SIMILAR: Final = 0.25
 """Tools whose sentence is less similar to the query have nothing to do with it."""
 _STOP: Final = (
@@ -96,11 +97,18 @@ class ToolIndex:
         means = {
             name: sum(fields[name].total() for fields in counted) / max(1, len(counted)) or 1.0 for name in _FIELDS
         }
-        self._weights = [_weights(fields, means) for fields in counted]
         self._names = [{*fields["name"]} for fields in counted]
         self._actions = [action(_words(tool.name)) for tool in self._tools]
-        self._spread = Counter(term for weights in self._weights for term in weights)
-        self._rarities = {term: _rarity(spread, len(counted)) for term, spread in self._spread.items()}
+        # For each stem the tools that have it, each with the stem's weight there.
+        self._postings: dict[str, dict[int, float]] = {}
+        for place, fields in enumerate(counted):
+            for term, weight in _weights(fields, means).items():
+                self._postings.setdefault(term, {})[place] = weight * (_SATURATION + 1) / (weight + _SATURATION)
+        self._named_with: dict[str, list[int]] = {}
+        for place, names in enumerate(self._names):
+            for name in names:
+                self._named_with.setdefault(name, []).append(place)
+        self._rarities = {term: _rarity(len(found), len(counted)) for term, found in self._postings.items()}
         self._rarest = _rarity(0, len(counted))
         self._model: SentenceModel | None = None
         self._vectors: list[Vector] = []
@@ -113,24 +121,32 @@ class ToolIndex:
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
         wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
-        does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
-        meant = {*wanted, *asides}.union(*(synonyms().get(term, ()) for term in (*wanted, *asides)))
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
         most = max(1, min(limit, MOST_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
-        scores = {place: self._score(place, wanted, asides, meant, does) for place in places}
-        best = sorted((place for place in places if scores[place] > 0), key=lambda place: -scores[place])
+        does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
+        scores = self._scores(wanted, asides, does)
+        best = sorted((place for place in places if place in scores), key=lambda place: -scores[place])
         if self._model is not None:
-            best = _merged(best, self._similar(self._model, query[:_QUERY_CHARACTERS], places))
+            best = self._merged(scores, self._similar(self._model, query[:_QUERY_CHARACTERS], places))
         return [self._tools[place] for place in best[:most]]
 
-    def _similar(self, model: SentenceModel, query: str, places: Iterable[int]) -> list[int]:
-        """Return the tools whose sentences are similar to the query, the most similar first."""
+    def _similar(self, model: SentenceModel, query: str, places: Iterable[int]) -> dict[int, float]:
+        """Return how similar the tools' sentences are to the query."""
         (wanted,) = model.embed([query])
-        similarities = {place: sum(map(mul, wanted, self._vectors[place])) for place in places}
-        near = [place for place, similarity in similarities.items() if similarity >= _LEAST_SIMILAR]
-        return sorted(near, key=lambda place: -similarities[place])
+        return {place: sum(map(mul, wanted, self._vectors[place])) for place in places}
+
+    def _merged(self, scores: Mapping[int, float], similar: Mapping[int, float]) -> list[int]:
+        """Return the tools ranked by both: each kind of score is measured by its best."""
+        top = max((scores.get(place, 0.0) for place in similar), default=0.0) or 1.0
+        nearest = max(similar.values(), default=0.0)
+        both = {
+            place: scores.get(place, 0.0) / top + _MODEL * max(0.0, near - _LEAST_SIMILAR)
+            for place, near in similar.items()
+            if place in scores or near >= max(_LEAST_SIMILAR, nearest / 2)
+        }
+        return sorted(both, key=lambda place: -both[place])
 
     def _wanted(self, query: str) -> tuple[list[str], list[str]]:
         """Return the stems of the meaningful words (of all words if none is), and of the rest.
@@ -142,61 +158,78 @@ class ToolIndex:
         words = [*dict.fromkeys(rephrased(text).split())]
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
-        joined = [one + other for one, other in pairwise(text.split()) if stem(one + other) in self._spread]
+        joined = [one + other for one, other in pairwise(text.split()) if stem(one + other) in self._postings]
         return [*dict.fromkeys(map(_stemmed, (*telling, *joined)))], [*dict.fromkeys(map(_stemmed, asides))]
 
-    def _score(self, place: int, wanted: list[str], asides: Iterable[str], meant: set[str], does: str) -> float:
-        """Return the score of a tool: BM25 over weighted fields.
+    def _scores(self, wanted: Sequence[str], asides: Sequence[str], does: str) -> dict[int, float]:
+        """Return the scores of the tools that the query's words find: BM25 over weighted fields.
 
         A tool that has all of the words scores higher than one that has one of them everywhere. `asides` add to a
         score, but find nothing by themselves.
         """
-        parts = [self._part(place, term) for term in wanted]
-        known = [(part, self._rarity(term)) for part, term in zip(parts, wanted, strict=True)]
-        covered = sum(rarity for part, rarity in known if part > 0) / sum(rarity for _, rarity in known)
-        found = sum(parts) * (1 - _COVERAGE + _COVERAGE * covered)
-        found *= 1 - _NAME + _NAME * self._named(place, meant)
-        if does and does != self._actions[place]:
-            found *= _OTHER_ACTION if self._actions[place] else _NO_ACTION
-        return found and found + _ASIDE * sum(self._part(place, term) for term in asides)
+        parts = {term: self._parts(term) for term in wanted}
+        more = [self._parts(term) for term in asides]
+        meant = {*wanted, *asides}.union(*(synonyms().get(term, ()) for term in (*wanted, *asides)))
+        all_rarity = sum(map(self._rarity, wanted))
+        scores: dict[int, float] = {}
+        for place in set[int]().union(*parts.values()):
+            found = [(part[place], term) for term, part in parts.items() if place in part]
+            covered = sum(self._rarity(term) for _, term in found) / all_rarity
+            score = sum(part for part, _ in found) * (1 - _COVERAGE + _COVERAGE * covered)
+            score *= 1 - _NAME + _NAME * self._named(place, meant)
+            if does and does != self._actions[place]:
+                score *= _OTHER_ACTION if self._actions[place] else _NO_ACTION
+            scores[place] = score + _ASIDE * sum(part.get(place, 0.0) for part in more)
+        return scores
 
     def _named(self, place: int, meant: set[str]) -> float:
         """Return how much of a tool's name is in the query, so that `create_card` goes before `create_card_label`."""
         names = self._names[place]
         return len(names & meant) / max(1, len(names))
 
-    def _part(self, place: int, term: str) -> float:
+    def _parts(self, term: str) -> dict[int, float]:
+        """Return what one word of the query adds to the score of each tool: by itself, or by what it may stand for."""
         rarity = self._rarity(term)
-        own = rarity * self._weight(place, term)
-        # A synonym counts no more than the word of the query would, however rare the synonym is.
-        others = [
-            _SYNONYM * min(rarity, self._rarity(other)) * self._weight(place, other)
-            for other in synonyms().get(term, ())
-        ]
-        if not own and len(term) >= _SHORTEST_PART:
-            # `screen` finds `screenshot`, and `subscriber` finds `subscribe`.
-            others += [
-                _PART_OF_A_WORD * min(rarity, self._rarity(name)) * self._weight(place, name)
-                for name in self._names[place]
-                if len(name) >= _SHORTEST_PART and (name.startswith(term) or term.startswith(name))
-            ]
-        return max((own, *others))
+        found = {place: rarity * weight for place, weight in self._postings.get(term, {}).items()}
+        own = {*found}
+        for other in synonyms().get(term, ()):
+            # A synonym counts no more than the word of the query would, however rare the synonym is.
+            factor = _SYNONYM * min(rarity, self._rarity(other))
+            for place, weight in self._postings.get(other, {}).items():
+                found[place] = max(found.get(place, 0.0), factor * weight)
+        for other, likeness in self._alike(term):
+            factor = likeness * min(rarity, self._rarity(other))
+            for place in self._named_with[other]:
+                if place not in own:
+                    found[place] = max(found.get(place, 0.0), factor * self._postings[other][place])
+        return found
+
+    def _alike(self, term: str) -> list[tuple[str, float]]:
+        """Return words of tools' names that begin like the term: `screen` finds `screenshot`.
+
+        If nothing has the term or a synonym of it, it may be misspelt, and words that share most of its letters count.
+        """
+        if len(term) < _SHORTEST_PART:
+            return []
+        long_names = [name for name in self._named_with if len(name) >= _SHORTEST_PART and name != term]
+        found = [(name, _PART_OF_A_WORD) for name in long_names if name.startswith(term) or term.startswith(name)]
+        if found or term in self._postings or not synonyms().get(term, frozenset()).isdisjoint(self._postings):
+            return found
+        pairs = _letter_pairs(term)
+        likeness = [(name, _dice(pairs, _letter_pairs(name))) for name in long_names]
+        return [(name, _MISSPELT * like) for name, like in likeness if like >= _LEAST_ALIKE]
 
     def _rarity(self, term: str) -> float:
         return self._rarities.get(term, self._rarest)
 
-    def _weight(self, place: int, term: str) -> float:
-        weight = self._weights[place].get(term, 0.0)
-        return weight * (_SATURATION + 1) / (weight + _SATURATION) if weight else 0.0
+
+@lru_cache(maxsize=20_000)
+def _letter_pairs(word: str) -> frozenset[str]:
+    return frozenset(map("".join, pairwise(f"^{word}$")))
 
 
-def _merged(*rankings: Sequence[int]) -> list[int]:
-    """Return the tools of several rankings in one, by reciprocal rank fusion."""
-    scores: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, place in enumerate(ranking[:_MERGED]):
-            scores[place] = scores.get(place, 0.0) + 1 / (_RANK + rank)
-    return sorted(scores, key=lambda place: -scores[place])
+def _dice(one: frozenset[str], other: frozenset[str]) -> float:
+    return 2 * len(one & other) / (len(one) + len(other))
 
 
 def _sentence(tool: ToolDefinition) -> str:
