@@ -21,7 +21,7 @@ def _usable(name: str) -> Provider:
     return BranchedProvider(branching_provider()) if name == "branch" else usable(name)
 
 
-@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container"])
+@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container", "microvm"])
 def provider(request: pytest.FixtureRequest) -> Provider:
     return _usable(request.param)
 
