@@ -31,6 +31,12 @@ def isolating(request: pytest.FixtureRequest) -> Provider:
     return _usable("branch") if request.param == "branch" else tight(request.param)
 
 
+@pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
+def mounting(request: pytest.FixtureRequest) -> Provider:
+    """The same, and versions that refuse less of other things but mount as the others do."""
+    return _usable(request.param)
+
+
 @pytest.fixture
 async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[Sandbox] = []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +103,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[Machine]:
     package: Any = ModuleType("microsandbox")
     package.Sandbox, package.MicrosandboxError = Machine, MicrosandboxError
     package.Image = package.Network = package.Volume = package.VsockRoute = Factory()
+    package.SecurityProfile = SimpleNamespace(RESTRICTED="restricted")
     monkeypatch.setitem(sys.modules, "microsandbox", package)
     monkeypatch.setattr(Machine, "made", [])
     monkeypatch.setattr(Machine, "removed", [])
@@ -115,7 +116,7 @@ def spec(tmp_path: Path) -> SandboxSpec:
     for name in ("workspace", "scratch", "home"):
         (tmp_path / name).mkdir()
     folders = [tmp_path / name for name in ("workspace", "scratch", "home")]
-    return SandboxSpec("session", *folders, limits=Limits(memory_mb=512, cpus=1.5))
+    return SandboxSpec("session", *folders, limits=Limits(memory_mb=512, cpus=1.5, temporary_mb=32))
 
 
 @pytest.fixture
@@ -184,6 +185,8 @@ async def test_a_command_tells_its_status_and_its_streams(stand_in: type[Machine
     assert (options["memory"], options["cpus"], options["network"][0]) == (512, 2, "none")
     assert options["volumes"]["/usr"] == ("bind", ("/usr",), {"readonly": True, "nosuid": True, "nodev": True})
     assert options["volumes"]["/mnt/data"][1] == (str(spec.workspace),)
+    assert options["volumes"]["/tmp"] == ("tmpfs", (), {"size_mib": 32, "nosuid": True, "nodev": True})
+    assert options["security"] == "restricted"
 
 
 @pytest.mark.usefixtures("stand_in")
