@@ -28,6 +28,7 @@ from belljar.provisioning.gpus import SessionGpus
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
+from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
 from belljar.settings import Settings, load_settings
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
@@ -81,7 +82,14 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield HostFinding("host", "ok", "system", f"{_system_name()}, {platform.machine()}, {os.cpu_count()} CPUs")
     yield HostFinding("host", "ok", "kernel", platform.release())
     yield HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield _check_memory()
     yield _check_data_directory(settings.data_directory)
+
+
+def _check_memory() -> HostFinding:
+    if shortage := memory_shortage():
+        return HostFinding("host", "warn", "memory", shortage, cost="the server may be killed, and its variables lost")
+    return HostFinding("host", "ok", "memory", f"{memory_allowance_mb():,} MB for the server and its sessions")
 
 
 def _check_data_directory(folder: Path) -> HostFinding:
