@@ -38,6 +38,7 @@ os.write(status, b'{"status": %d}' % os.waitstatus_to_exitcode(code))
 """
 _SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
 _PATIENCE_S = 0.5
+_MOST_BYTES = 65_536
 
 
 def fork_kernel(
@@ -420,21 +421,33 @@ def _end_pools(maps: str) -> None:
         _wait_for(child)
 
 
+# By `os`, not by `pathlib`: these run whenever a state is kept, and the copy gets a page for each page that they touch.
+
+
 def thread_count() -> int:
     """Return the number of threads of this process, Python's and those of libraries."""
-    return len([*Path("/proc/self/task").iterdir()])
+    return len(_names("/proc/self/task"))
 
 
 def _open_descriptors() -> "list[int]":
-    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return [*map(int, _names("/proc/self/fd"))]
 
 
 def _children() -> "list[int]":
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in _names("/proc/self/task"):
         with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
+            descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found += map(int, os.read(descriptor, _MOST_BYTES).split())
+            finally:
+                os.close(descriptor)
     return found
+
+
+def _names(folder: str) -> "list[str]":
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
 
 
 def _name_of(pid: int) -> str:
