@@ -4,6 +4,7 @@ A fork copies the page table, and every page that the child then writes to. A ch
 namespaces, and then forks, needs neither. Whatever it changes in Python's objects is changed in this process, too.
 """
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable
@@ -13,9 +14,13 @@ from typing import Any
 
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 _ANY_CHILD = 0x40000000  # __WALL: the child sends no signal when it ends, so that no handler waits for it
-_ALIGNMENT = 4096
 
 _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+def is_possible() -> bool:
+    """Return whether a child can be started here."""
+    return _stack() > 0 and hasattr(_library(), "clone")
 
 
 def run_in_child(function: "Callable[[], None]") -> None:
@@ -35,9 +40,7 @@ def run_in_child(function: "Callable[[], None]") -> None:
         has_returned.append(True)
         return 0
 
-    # Not CDLL, which would release the lock of the interpreter that the child needs.
-    clone: Any = ctypes.PyDLL(None, use_errno=True).clone
-    child = clone(_Function(run), ctypes.c_void_p(_stack()), _CLONE_VM | _CLONE_VFORK, None)
+    child = _library().clone(_Function(run), ctypes.c_void_p(_stack()), _CLONE_VM | _CLONE_VFORK, None)
     if child < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"clone: {os.strerror(number)}")
@@ -49,13 +52,20 @@ def run_in_child(function: "Callable[[], None]") -> None:
 
 
 @cache
-def _stack() -> int:
-    """Return where the child's stack begins: below all that this process has used of its own, which grows by itself.
+def _library() -> Any:
+    # Not CDLL, which would release the lock of the interpreter that the child needs.
+    return ctypes.PyDLL(None, use_errno=True)
 
-    Not memory of its own, because Python 3.14 takes that for an overflow, and a process that the child forks stays on
-    this stack.
+
+@cache
+def _stack() -> int:
+    """Return where the child's stack begins; 0 where that is unknown.
+
+    Below all that this process has used of its own stack, which grows by itself. Not memory apart from it, because
+    Python 3.14 takes that for an overflow, and a process that the child forks stays on this stack.
     """
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        if line.endswith("[stack]"):
-            return int(line.partition("-")[0], 16) // _ALIGNMENT * _ALIGNMENT
-    raise OSError("the stack of this process is not known")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            if line.endswith("[stack]"):
+                return int(line.partition("-")[0], 16)
+    return 0

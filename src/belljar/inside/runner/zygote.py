@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import fork, huge_pages, immortal, namespaces
+from . import fork, huge_pages, immortal, namespaces, vfork
 from .channel import Channel
 from .pristine import no_traces
 from .serving import Runner
@@ -71,11 +71,12 @@ class ZygoteRunner:
 
     def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
         become = partial(self._become_kernel_or_exit, descriptors, message)
-        if not message["has_keeper"]:
+        has_keeper = message["has_keeper"]
+        if not has_keeper and vfork.is_possible():
             fork.fork_kernel_at_once(enter, become)
             # The change of user in our memory has made our entry in /proc root's.
             namespaces.own_proc_entry()
-        elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=True, is_session=False):
+        elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=has_keeper, is_session=False):
             become()
 
     def _become_kernel_or_exit(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
