@@ -408,7 +408,7 @@ class IPythonKernel:
                 else:
                     await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
                     answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
-            await move_into_sandbox(wire, branch, sandbox, is_session=True)
+            await move_into_sandbox(wire, branch, sandbox)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
         except BaseException:

@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,7 +43,7 @@ from .streams import Streams
 NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
 
 NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
-_SHELL = "/bin/bash"
+_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
@@ -67,10 +68,19 @@ class Runner:
         self._finished: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
+    def open_streams(self) -> None:
+        """Put our streams into `sys`. A zygote does it for its copies, which then have other pipes at 1 and 2."""
+        # Flush, because every copy would print again what modules have printed into the old streams' buffers.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self.streams = Streams(self._synchronise, self._is_held)
+
     def attach(self, sock: socket.socket) -> None:
         """Connect to the host. Everything that must not exist before a fork is made here."""
         self.channel = Channel(sock)
-        self.streams = Streams(self._synchronise, self._is_held)
+        if not hasattr(self, "streams"):
+            self.open_streams()
         self.interrupts.install()
         self.loop = asyncio.new_event_loop()
         self.shell.loop_runner = self._run_coroutine
@@ -80,7 +90,7 @@ class Runner:
         self._wakeup: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
-        os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
+        os.environ.setdefault("SHELL", _SHELL)
         builtins.input = self._input
         getpass.getpass = self._getpass
         interpreter_state.remember_start(self.shell)
@@ -287,7 +297,7 @@ class Runner:
                 else:
                     is_copy = fork.fork_kernel(
                         descriptors,
-                        is_elsewhere=message["is_elsewhere"],
+                        enter=partial(fork.await_sandbox, descriptors[0]) if message["is_elsewhere"] else None,
                         is_hidden=not self.is_snapshot,
                         has_keeper=message["has_keeper"],
                     )
