@@ -18,8 +18,9 @@ export function startComposing() {
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    told.hidden = true;
     const button = form.querySelector("button");
+    if (button?.disabled) return; // it is on its way already
+    told.hidden = true;
     if (button) button.disabled = true;
     try {
       const answer = await fetch(`/api/v1/sessions/${encodeURIComponent(session)}/executions`, {
