@@ -378,7 +378,10 @@ class LocalMonitor:
     async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        return (await self._registry.fork(session_id, row.principal, at=at))[1]
+        forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
+        if access.name and (session := self._live(session_id)) is not None:
+            session.authors.note(f"{access.name} forked the session as {forked.session_id}")
+        return forked
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
         """See `Monitor`."""
