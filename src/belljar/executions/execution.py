@@ -283,8 +283,12 @@ class Execution:
         self.reply(text_reply(text), number)
 
     def reply(self, reply: QuestionReply, number: int | None = None) -> None:
-        """Answer the pending question; an answer that names the `number` of another question is ignored."""
-        self._questions.answer(reply, number)
+        """Answer the pending question for the client; an answer that names the `number` of another one is ignored.
+
+        So is one to a question that a rule keeps from clients, which could name it without ever having been asked.
+        """
+        if self.question is not None:
+            self._questions.answer(reply, number)
 
     # Across a change of servers
 
