@@ -127,31 +127,21 @@ async def test_a_rule_for_the_console_is_never_put_to_the_client(runtime: Runtim
 async def test_a_client_cannot_answer_for_the_console_by_naming_a_question_that_it_was_not_asked(
     runtime: Runtime, caller: Caller, shared_session: str
 ):
-    """Neither as a task's input nor with a state that it made up: the ids are no secret to it."""
-    yes = ElicitResult(action="accept", content={})
+    """As the input of a task, for example: the ids are no secret to it."""
 
     async def never(context: Any, params: Any) -> ElicitResult:
         raise AssertionError("it was put to the client")
 
     async with connected(runtime, MODERN, extensions=[TaskFollower()], elicitation_callback=never) as asker:
         code = "import os; bool(os.getcwd())"
-        running = await asker.execute(code, shared_session, wait_s=0)
+        running = await caller.execute(code, shared_session, wait_s=0)
         question = await asked(runtime, running.execution_id)
         session = asker.client.session
         sent = {"question-1": {"action": "accept", "content": {}}}
         await ask(session, "tasks/update", running.execution_id, inputResponses=sent)
-        for state in (f"{running.execution_id}#1", f"{running.execution_id}#", f"{running.execution_id}#{'9' * 5000}"):
-            await session.call_tool(
-                "execute_code",
-                {"code": code, "session_id": shared_session, "wait_s": 0},
-                input_responses={"input": yes},
-                request_state=state,
-                allow_input_required=True,
-                allow_claimed=True,
-            )
         assert runtime.sessions.inbox.find(question.id, None).state == "waiting"
         await runtime.sessions.inbox.answer(question.id, None, action="decline", by="ada", where="terminal")
-        assert (await asker.ended(running.execution_id)).status == "rejected"
+        assert (await caller.ended(running.execution_id)).status == "rejected"
 
 
 @pytest.mark.parametrize("era", [LEGACY, "2026-07-28"])

@@ -101,10 +101,9 @@ def resume(execution: Execution, ctx: Context[Any, Any]) -> None:
     """Pass on the person's answer, with which a modern client has come back."""
     response = (ctx.input_responses or {}).get(ANSWER_KEY)
     _, _, number = (ctx.request_state or "").partition(STATE_MARK)
-    # The state comes back from the client, and may be anything.
-    is_number = number.isascii() and number.isdecimal() and len(number) < 10
-    reply = reply_of(response) if isinstance(response, ElicitResult) else QuestionReply("cancel")
-    execution.reply(reply, int(number) if is_number else 0)
+    execution.reply(
+        reply_of(response) if isinstance(response, ElicitResult) else QuestionReply("cancel"), int(number or 0)
+    )
 
 
 def asked_execution(ctx: Context[Any, Any]) -> str:
