@@ -36,7 +36,7 @@ HasScript = Callable[[str, str], bool]
 
 
 def is_tall(text: str) -> bool:
-    """Return whether a text may be cut off in its box, on a narrow screen as well: it is then reached by the keyboard."""
+    """Return whether a text may be cut off in its box, also on a narrow screen: then the keyboard has to reach it."""
     return len(text) > _TALL_CHARS or text.count("\n") > _TALL_LINES
 
 
