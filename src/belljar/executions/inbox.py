@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, Protocol, cast
 
 from pydantic import Field, JsonValue
@@ -16,6 +17,7 @@ from pydantic import Field, JsonValue
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.journal.journal import Journal
 from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
+from belljar.journal.session_records import iso_ms
 from belljar.models import Model
 from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question, QuestionReply
@@ -25,6 +27,7 @@ PRESENCE_S = 30.0
 MOST_ENDED = 50
 MOST_MESSAGE_CHARS = 20_000
 MOST_ANSWER_BYTES = 64 * 1024
+ON_THE_MACHINE = "on the server's machine in `belljar console`"
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
 Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
@@ -44,10 +47,10 @@ class InboxQuestion(Model):
     """A JSON Schema of the answer; empty for plain consent."""
     is_password: bool = False
     in_console: bool = False
-    put_at: float
-    expires_at: float | None = None
     state: QuestionState = "waiting"
-    ended_at: float | None = None
+    put_at: str
+    expires_at: str | None = None
+    ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
 
@@ -72,6 +75,8 @@ class Inbox:
         self._rule: ASK_IN_CONSOLE = ask_in_console
         self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
         self._seen: dict[str | None, float] = {}
+        self.console_url: Callable[[], str] = lambda: ""
+        """Returns the address of this server as people reach its console; empty while it has none."""
         self.sources: list[QuestionSource] = []
         self.on_change: list[Callable[[InboxQuestion], None]] = []
         """Called when a question is put, and when it waits no more."""
@@ -86,6 +91,13 @@ class Inbox:
     def is_open(self) -> bool:
         """Return whether questions of executions may be answered here."""
         return self._rule != "never"
+
+    def place(self) -> str:
+        """Return where people answer, in words for the agent; empty where they cannot."""
+        if not self.is_open:
+            return ""
+        url = self.console_url()
+        return f"at {url}/console/inbox, or on the server's machine" if url else ON_THE_MACHINE
 
     def may_ask(self, principal: str) -> bool:
         """Return whether a question of this owner may wait here for somebody."""
@@ -277,7 +289,7 @@ def _message(question: Question) -> str:
     return printable(words)[:MOST_MESSAGE_CHARS]
 
 
-def _put_at(question: InboxQuestion) -> float:
+def _put_at(question: InboxQuestion) -> str:
     return question.put_at
 
 
@@ -291,17 +303,19 @@ def _shown(record: QuestionRecord) -> InboxQuestion:
         fields=record.fields(),
         is_password=bool(record.is_password),
         in_console=bool(record.in_console),
-        put_at=record.put_at,
-        expires_at=record.expires_at,
         state=record.state,
-        ended_at=record.ended_at,
+        put_at=iso_ms(record.put_at),
+        expires_at=iso_ms(record.expires_at),
+        ended_at=iso_ms(record.ended_at) if record.ended_at else None,
         answered_by=record.answered_by,
         answered_in=record.answered_in,
     )
 
 
 def _fate(question: InboxQuestion) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(question.ended_at)) if question.ended_at else "just now"
+    at = (
+        datetime.fromisoformat(question.ended_at).astimezone().strftime("%H:%M:%S") if question.ended_at else "just now"
+    )
     by = f" by {question.answered_by}" if question.answered_by else ""
     where = f" in the {question.answered_in}" if question.answered_in else ""
     match question.state:

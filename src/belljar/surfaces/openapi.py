@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from belljar.monitor.base import NotebookForm
 
 if TYPE_CHECKING:
-    from belljar.surfaces.rest import Operation
+    from belljar.surfaces.api_operations import Operation
 
 _PART = re.compile(r"\{(\w+)(?::\w+)?\}")
 # What parts of paths may be, where they are no ids and no names.
