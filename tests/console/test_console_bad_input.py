@@ -6,6 +6,7 @@ Each gets a clear page or a clear error, nothing is lost, and the server serves 
 import base64
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -193,7 +194,7 @@ PAGES = {
     "loops": "<script>for (;;) {}</script>",
     "fills memory": "<script>const all = []; for (;;) all.push(new Array(1e6).fill(1))</script>",
     "posts": "<script>setInterval(() => parent.postMessage(1e12, '*'), 0); parent.postMessage({x: 1}, '*')</script>",
-    "navigates": "<script>setInterval(() => { location.reload() }, 10)</script>",
+    "navigates": "<script>setInterval(() => { location.reload() }, 300)</script>",
     "opens": "<script>for (let n = 0; n < 50; n++) { open('about:blank'); alert(1); print() }</script>",
     "full screen": "<div style='position:fixed;inset:0;background:red'>Sign in again: <input></div>",
     "deep": "<div>" * 20_000,
@@ -227,25 +228,33 @@ async def test_a_frame_that_misbehaves_leaves_the_page_alive(place: Place, chrom
 
 
 async def test_hostile_svg_markdown_and_latex_stay_what_they_are(place: Place, chromium: Browser) -> None:
-    ran = await place.agent.execute(
-        "from IPython.display import SVG, Markdown, Latex, JSON, display\n"
-        'display(SVG(\'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)" width="9" height="9">'
-        '<script>alert(1)</script><image href="http://127.0.0.1:9/x"/></svg>\'))\n'
-        "display(Markdown('<img src=x onerror=alert(1)> [click](javascript:alert(1)) ![x](http://127.0.0.1:9/y)'))\n"
-        "display(Latex('$\\\\href{javascript:alert(1)}{x}$<b>no</b>'))\ndisplay(JSON({'<b>': '</pre><script>'}))"
-    )
-    page = await signed_in(place, chromium)
-    alarms: list[str] = []
-    page.on("dialog", lambda dialog: alarms.append(dialog.message))
-    wanted: list[str] = []
-    page.on("request", lambda request: wanted.append(request.url))
-    await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
-    await expect(page.locator(".cell")).to_have_count(1)
-    for source in await page.evaluate("() => [...document.querySelectorAll('iframe, img')].map((one) => one.src)"):
-        await page.goto(source)
-    assert alarms == []
-    assert [url for url in wanted if not url.startswith(place.url)] == []
-    await page.context.close()
+    with socket.create_server(("127.0.0.1", 0)) as canary:
+        canary.settimeout(0.5)
+        there = f"http://127.0.0.1:{canary.getsockname()[1]}"
+        svg = (
+            '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)" width="9" height="9"><script>alert(1)</script>'
+            f'<image href="{there}/x"/></svg>'
+        )
+        markdown = f"<img src=x onerror=alert(1)> [click](javascript:alert(1)) ![x]({there}/y)"
+        ran = await place.agent.execute(
+            "from IPython.display import SVG, Markdown, Latex, JSON, display\n"
+            f"display(SVG({svg!r}))\ndisplay(Markdown({markdown!r}))\n"
+            "display(Latex('$\\\\href{javascript:alert(1)}{x}$<b>no</b>'))\ndisplay(JSON({'<b>': '</pre><script>'}))"
+        )
+        page = await signed_in(place, chromium)
+        alarms: list[str] = []
+        page.on("dialog", lambda dialog: alarms.append(dialog.message))
+        await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
+        await expect(page.locator(".cell")).to_have_count(1)
+        sources = await page.evaluate("() => [...document.querySelectorAll('iframe, img')].map((one) => one.src)")
+        assert len(sources) >= 2
+        for source in sources:
+            # Opened by itself, as somebody would who copies its address.
+            await page.goto(source)
+        assert alarms == []
+        with pytest.raises(TimeoutError):
+            canary.accept()
+        await page.context.close()
 
 
 @pytest.mark.parametrize("place_name", ["cursor", "after", "last-event-id"])
@@ -286,19 +295,18 @@ async def test_forged_places_are_refused_or_start_anew(place: Place, place_name:
         await is_well(place, browser)
 
 
-async def test_a_thousand_guesses_of_a_key_and_a_link_get_nowhere(place: Place) -> None:
+async def test_a_thousand_guesses_of_a_key_get_nowhere_and_keep_nobody_else_out(place: Place) -> None:
     place.console.sign_in.guesses = WrongGuesses()
     async with place.browser() as browser:
-        statuses: list[int] = []
-        for number in range(1_000):
-            sent = {"token" if number % 2 else "key": f"guess-{number}"}
-            statuses.append((await browser.post("/console/enter", data=sent)).status_code)
+        statuses = [(await browser.post("/console/enter", data={"key": f"{n}"})).status_code for n in range(1_000)]
         assert statuses == [401] * 10 + [429] * 990
         refused = await browser.post("/console/enter", data={"key": KEY})
         assert (refused.status_code, 0 < int(refused.headers["retry-after"]) <= 61) == (429, True)
-        # Scripts of others are not kept out by it.
+        # Neither scripts nor the person at the machine, from the same address, are kept out by it.
         script = await browser.get("/api/v1/sessions", headers={"Authorization": f"Bearer {KEY}"})
         assert script.status_code == 200
+        for token, status in (("x" * 43, 401), ("x" * 20_000, 401), (place.console.sign_in.links.make(), 303)):
+            assert (await browser.post("/console/enter", data={"token": token})).status_code == status
     place.console.sign_in.guesses = WrongGuesses()
 
 
@@ -327,7 +335,7 @@ async def test_code_of_every_kind_is_refused_or_run(place: Place) -> None:
         ({"code": ""}, 202),
         ({"code": None}, 400),
         ({"code": "1", "timeout_s": -1}, 400),
-        ({"code": "1", "timeout_s": 1e308}, 400),
+        ({"code": "1", "timeout_s": 1e308}, 202),
         ({"code": "1", "timeout_s": "soon"}, 400),
         ([], 400),
         (7, 400),
