@@ -239,16 +239,37 @@ async def test_every_id_of_another_owner_is_answered_as_an_unknown_one(place: Pl
     assert (await place.agent.execute("open('a.txt').read(), x", ids["session_id"])).result == "('kept', 1)"
 
 
-async def test_an_answer_says_nothing_more_to_a_head_request_and_does_not_stay_open(
+async def test_an_answer_says_nothing_more_to_a_head_request_and_no_stream_stays_open_for_it(
     place: Place, ids: dict[str, str]
 ) -> None:
-    """Also of streams, which would otherwise go on without anybody who reads them."""
-    async with place.operator() as browser:
+    async with place.operator() as signed_in, direct(place, signed_in) as browser:
         for method, pattern in routes(place):
             if method == "HEAD" and pattern not in OAUTH:  # whose issuer is not there
-                answer = await browser.head(filled(pattern, ids)[0], params={"page": "sessions"}, timeout=20)
+                answer = await browser.head(filled(pattern, ids)[0], params={"page": "sessions"})
                 assert answer.content == b"", pattern
                 assert answer.status_code < 500, pattern
+        streams = ["/api/v1/events", f"/api/v1/sessions/{ids['session_id']}/events", "/console/stream?page=sessions"]
+        for path in streams:
+            for _ in range(25):
+                assert (await browser.head(path)).status_code == 200
+            # More than one caller may have open, and none of them is.
+            async with signed_in.stream("GET", path) as answer:
+                assert answer.status_code == 200
+
+
+async def test_code_in_a_session_reaches_neither_the_console_nor_its_sockets(place: Place, ids: dict[str, str]) -> None:
+    """So that it cannot answer its own questions."""
+    data = place.runtime.settings.data_directory
+    code = f"""
+import glob, os, socket, urllib.request
+reached = [path for path in glob.glob({str(data)!r} + '/runs/*/*') + glob.glob('/run/belljar*')]
+for host in ('127.0.0.1', 'localhost', '::1', '10.0.2.2', '169.254.1.1', 'host.containers.internal'):
+    try: socket.create_connection((host, {place.url.rpartition(":")[2]}), 1); reached.append(host)
+    except OSError: pass
+try: reached.append(urllib.request.urlopen({place.url!r} + '/api/v1/questions', timeout=2).status)
+except OSError: pass
+reached"""
+    assert (await place.agent.execute(code, ids["session_id"])).result == "[]"
 
 
 async def test_a_file_with_any_name_is_listed_read_and_deleted(place: Place, ids: dict[str, str]) -> None:
