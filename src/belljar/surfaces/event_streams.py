@@ -61,7 +61,9 @@ class _CountedStream(EventSourceResponse):
     """A stream that tells when it is over, also if its reader was gone before it began."""
 
     def __init__(self, events: AsyncGenerator[dict[str, str]], on_end: Callable[[], None]) -> None:
-        super().__init__(events, headers=_HEADERS, ping=_PING_S, sep="\n", send_timeout=_SEND_TIMEOUT_S)
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            events, headers=_HEADERS, ping=_PING_S, sep="\n", send_timeout=_SEND_TIMEOUT_S
+        )
         self._events = events
         self._on_end = on_end
 
