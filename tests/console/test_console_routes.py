@@ -272,6 +272,18 @@ reached"""
     assert (await place.agent.execute(code, ids["session_id"])).result == "[]"
 
 
+async def test_a_key_that_makes_a_cell_run_once_is_good_for_one_session(place: Place, ids: dict[str, str]) -> None:
+    other = await place.agent.new_session()
+    async with place.operator() as signed_in, direct(place, signed_in) as browser:
+        browser.headers.update({"Sec-Fetch-Site": "same-origin", "Idempotency-Key": "the-same"})
+        first, again, elsewhere = [
+            await browser.post(f"/api/v1/sessions/{session_id}/executions", json={"code": "1"})
+            for session_id in (ids["session_id"], ids["session_id"], other)
+        ]
+    assert first.json() == again.json()
+    assert (elsewhere.status_code, "of another session" in elsewhere.text) == (400, True)
+
+
 async def test_a_file_with_any_name_is_listed_read_and_deleted(place: Place, ids: dict[str, str]) -> None:
     names = [
         "new\nline.txt",

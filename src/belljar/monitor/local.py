@@ -348,6 +348,11 @@ class LocalMonitor:
         cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
         known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
         if known is not None:
+            record = self._registry.journal.find(known)
+            if record is not None and record.session_id != session_id:
+                raise InvalidArgument(
+                    f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
+                )
             return known
         execution = session.submit(cell, key)
         self._registry.journal.commit()
