@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from calls import LEGACY, Caller, connected, opened_runtime, text_of
+from calls import LEGACY, MODERN, Caller, connected, opened_runtime, text_of
 from mcp.types import ElicitResult
 
 from belljar.cli import inbox as command
@@ -15,6 +15,7 @@ from belljar.environments import Environment
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.runtime import Runtime
+from task_clients import TaskFollower, ask
 from waiting import until
 from workflow_texts import form, workflow
 
@@ -121,6 +122,26 @@ async def test_a_rule_for_the_console_is_never_put_to_the_client(runtime: Runtim
     log = (runtime.settings.data_directory / "decisions.jsonl").read_text().splitlines()
     told = [(line["outcome"], line["by"]) for line in map(json.loads, log) if "by" in line]
     assert told == [("approved", "ada"), ("declined", "ada")]
+
+
+async def test_a_client_cannot_answer_for_the_console_by_naming_a_question_that_it_was_not_asked(
+    runtime: Runtime, caller: Caller, shared_session: str
+):
+    """As the input of a task, for example: the ids are no secret to it."""
+
+    async def never(context: Any, params: Any) -> ElicitResult:
+        raise AssertionError("it was put to the client")
+
+    async with connected(runtime, MODERN, extensions=[TaskFollower()], elicitation_callback=never) as asker:
+        code = "import os; bool(os.getcwd())"
+        running = await caller.execute(code, shared_session, wait_s=0)
+        question = await asked(runtime, running.execution_id)
+        session = asker.client.session
+        sent = {"question-1": {"action": "accept", "content": {}}}
+        await ask(session, "tasks/update", running.execution_id, inputResponses=sent)
+        assert runtime.sessions.inbox.find(question.id, None).state == "waiting"
+        await runtime.sessions.inbox.answer(question.id, None, action="decline", by="ada", where="terminal")
+        assert (await caller.ended(running.execution_id)).status == "rejected"
 
 
 @pytest.mark.parametrize("era", [LEGACY, "2026-07-28"])

@@ -170,19 +170,22 @@ class Entrance:
     async def enter(self, request: Request) -> Response:
         """Answer `POST /console/enter`: sign in with the token of a link, or with a key."""
         address = request.client.host if request.client else ""
-        if (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
-            response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
-            response.headers["Retry-After"] = str(int(wait_s) + 1)
-            return response
-        length = request.headers.get("content-length", "0")
+        # A form without a length could go on for ever, and nobody has shown who they are yet.
+        length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _MOST_FORM_BYTES:
             return HTMLResponse(self._page(request, "That is too long for a key"), status_code=413)
         async with request.form(max_files=0, max_fields=10) as form:
             token, key = str(form.get("token", "")), str(form.get("key", "")).strip()
             wanted = str(form.get("next", ""))
+        # Links cannot be guessed, so nobody can keep their owner out by guessing keys from the same address.
+        if not token and (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
+            response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
+            response.headers["Retry-After"] = str(int(wait_s) + 1)
+            return response
         cookie = self._sign_in.with_link(token) if token else await self._sign_in.with_key(key)
         if cookie is None:
-            self._sign_in.guesses.add(address)
+            if not token:
+                self._sign_in.guesses.add(address)
             told = (
                 "This link has been used, or is older than ten minutes"
                 if token

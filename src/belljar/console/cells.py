@@ -25,12 +25,19 @@ _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
 _TAGS: Final = re.compile(r"<[^<>]*>")
 _ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
 _MOST_ALT_CHARS: Final = 200
+# On a screen of 320 pixels a line has 36 characters, and boxes of code and text show 28 lines and more.
+_TALL_CHARS, _TALL_LINES = 800, 24
 # A block that has grown beyond this is followed by another one, so that a change never sends more than this again.
 _MOST_BLOCK_CHARS: Final = 8_000
 
 BlockKind = Literal["text", "error", "picture", "frame", "left-out", "file"]
 HasScript = Callable[[str, str], bool]
 """Tells whether the stored display of an execution, by its name, has a script."""
+
+
+def is_tall(text: str) -> bool:
+    """Return whether a text may be cut off in its box, also on a narrow screen: then the keyboard has to reach it."""
+    return len(text) > _TALL_CHARS or text.count("\n") > _TALL_LINES
 
 
 @dataclass(slots=True)
@@ -51,6 +58,11 @@ class OutputBlock:
     size: int = 0
     display: str = ""
     """A key for displays that later output may update."""
+
+    @property
+    def is_tall(self) -> bool:
+        """Return whether it may have more lines than are shown at once, so that keys have to be able to scroll it."""
+        return is_tall(self.text)
 
     @property
     def html(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, stored_pages
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, is_tall, stored_pages
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError, QuestionNotFound
@@ -89,6 +89,11 @@ class CellView:
         """Return the first line of its code that is not empty."""
         lines = (line.strip() for line in self.entry.code.splitlines())
         return next((line for line in lines if line), "")[:_MOST_LINE_CHARS]
+
+    @property
+    def is_tall(self) -> bool:
+        """Return whether its code may have more lines than are shown at once."""
+        return is_tall(self.entry.code)
 
     @property
     def lost_more(self) -> int:

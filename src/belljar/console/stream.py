@@ -51,7 +51,7 @@ class PageStreams:
             events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
         else:
             raise InvalidArgument(f"there is no page {page[:64]!r}")
-        return event_stream(self._present(access, events), self._shares, access.principal)
+        return event_stream(request, self._present(access, events), self._shares, access.principal)
 
     async def _present(self, access: Access, events: AsyncGenerator[dict[str, str]]) -> AsyncGenerator[dict[str, str]]:
         """Yield the events while the monitor is told that somebody is there who may answer questions."""

@@ -369,6 +369,11 @@ class LocalMonitor:
         cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
         known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
         if known is not None:
+            record = self._registry.journal.find(known)
+            if record is not None and record.session_id != session_id:
+                raise InvalidArgument(
+                    f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
+                )
             return known
         execution = session.submit(cell, key)
         self._registry.journal.commit()
@@ -389,7 +394,10 @@ class LocalMonitor:
     async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        return (await self._registry.fork(session_id, row.principal, at=at))[1]
+        forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
+        if access.name and (session := self._live(session_id)) is not None:
+            session.authors.note(f"{access.name} forked the session as {forked.session_id}")
+        return forked
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
         """See `Monitor`."""

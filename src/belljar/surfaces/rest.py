@@ -416,7 +416,7 @@ class RestApi:
                 async for item in happened:
                     yield {"event": item.kind, "id": item.id, "data": item.model_dump_json()}
 
-        return event_stream(events(), self._streams, call.access.principal)
+        return event_stream(call.request, events(), self._streams, call.access.principal)
 
     async def _follow(self, call: ApiCall) -> Response:
         session_id = call.path("session_id")
@@ -429,7 +429,7 @@ class RestApi:
                 async for item in happened:
                     yield _followed(item)
 
-        return event_stream(events(), self._streams, call.access.principal)
+        return event_stream(call.request, events(), self._streams, call.access.principal)
 
 
 def _followed(item: Followed) -> dict[str, str]:

@@ -26,8 +26,9 @@ export function startComposing() {
   code.addEventListener("blur", () => names.close());
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    told.hidden = true;
     const button = form.querySelector("button");
+    if (button?.disabled) return; // it is on its way already
+    told.hidden = true;
     if (button) button.disabled = true;
     try {
       await posted(`/api/v1/sessions/${encodeURIComponent(session)}/executions`, { code: code.value });

@@ -45,7 +45,10 @@ export function append(id, html) {
  * @param {string} text
  */
 export function addText(id, text) {
-  document.getElementById(id)?.append(printable(text));
+  const place = document.getElementById(id);
+  place?.append(printable(text));
+  // What is cut off in its box has to be reached by the keyboard.
+  if (place && place.scrollHeight > place.clientHeight) place.tabIndex = 0;
 }
 
 // As the server does it: a sign for characters that would control rather than show something.
