@@ -70,6 +70,7 @@ LONG = frozenset(
         "test_conda_packages.py",
         "test_confined_uv.py",
         "test_console_in_browser.py",
+        "test_console_work_in_browser.py",
         "test_faults.py",
         "test_foundry_description.py",
         "test_frames_in_browser.py",
