@@ -237,7 +237,7 @@ async def test_names_are_completed_without_waking_or_using_the_session(
         await monitor.complete(STRANGER, session_id, "umbr", 4)
 
 
-async def test_folders_and_usage(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+async def test_folders_presence_and_usage(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
     code = (
         "import os\nos.makedirs('a/b', exist_ok=True)\nopen('a/b/c.txt', 'w').write('deep')\nopen('t.txt', 'w').close()"
     )
@@ -246,6 +246,11 @@ async def test_folders_and_usage(monitor: Monitor, agent: Caller, runtime: Runti
     assert ([file.name for file in top.items], top.folders) == (["t.txt"], ["a"])
     assert (await monitor.files(OPERATOR, ran.session_id, "a")).folders == ["a/b"]
     assert [file.name for file in (await monitor.files(OPERATOR, ran.session_id, "a/b")).items] == ["a/b/c.txt"]
+    runtime.sessions.inbox._seen.clear()
+    await monitor.note_presence(STRANGER)
+    assert [runtime.sessions.inbox.may_ask(owner) for owner in ("key:stranger", "local")] == [True, False]
+    await monitor.note_presence(OPERATOR)
+    assert runtime.sessions.inbox.may_ask("local")
     runtime.late_monitor.get()._usage.sample()  # as it does every few seconds
     usage = await monitor.usage(OPERATOR)
     assert usage.gauges["idle"][-1] >= 1
