@@ -19,7 +19,7 @@ from belljar.surfaces.auth import build_auth
 from belljar.surfaces.auth.browser import BrowserSignIn
 from belljar.surfaces.auth.code_flow import CodeFlow
 from belljar.surfaces.http import transport_security
-from belljar.surfaces.operations import HostGuard, Operations
+from belljar.surfaces.operations import HostGuard, Operations, exact
 
 
 @dataclass(slots=True)
@@ -99,5 +99,5 @@ def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))
-    routes = [Route(path, HostGuard(one, security)) for path, one in console.apps.items()]
+    routes = [exact(Route(path, HostGuard(one, security))) for path, one in console.apps.items()]
     return console, Starlette(routes=routes)

@@ -222,29 +222,66 @@ class ExecutionInbox:
 
 def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an answer; raise `InvalidArgument` for one that does not fit the question's schema."""
-    if len(json.dumps(values)) > MOST_ANSWER_BYTES:
+    try:
+        size = len(json.dumps(values, allow_nan=False))
+    except ValueError:
+        raise InvalidArgument("the answer has a number that is not finite", hint="Give a plain number") from None
+    if size > MOST_ANSWER_BYTES:
         raise InvalidArgument(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes", hint="Answer with less text")
-    properties = cast("dict[str, Any]", schema.get("properties", {}))
+    listed, required = schema.get("properties"), schema.get("required")
+    properties = cast("dict[str, Any]", listed) if isinstance(listed, dict) else {}
     if unknown := [name for name in values if name not in properties]:
         hint = f"It asks for {', '.join(properties)}" if properties else "It asks for consent, without any value"
         raise InvalidArgument(f"the answer has a field {unknown[0][:64]!r} that was not asked for", hint=hint)
-    if missing := [name for name in schema.get("required", []) if name not in values]:
+    needed = cast("list[object]", required) if isinstance(required, list) else []
+    if missing := [str(name) for name in needed if name in properties and name not in values]:
         raise InvalidArgument(f"the answer lacks {', '.join(missing)}", hint="Give all required fields")
     from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few servers are asked
-    from jsonschema.exceptions import SchemaError
 
     for name, value in values.items():
-        # A pattern of a hostile server could take any amount of time.
-        entry = {key: each for key, each in properties[name].items() if key not in ("pattern", "$ref")}
-        try:
-            validator: Any = Draft202012Validator(entry)
-            fault = next(iter(validator.iter_errors(value)), None)
-        except SchemaError:
-            fault = None
+        validator: Any = Draft202012Validator(checkable_schema(properties[name]))
+        fault = next(iter(validator.iter_errors(value)), None)
         if fault is not None:
             shown = json.dumps(value)[:100]
             raise InvalidArgument(f"{name} is {shown}: {fault.message[:200]}", hint="Give a value that fits")
     return dict(values)
+
+
+_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
+_MOST_DEPTH = 3
+
+
+def checkable_schema(entry: object, depth: int = 0) -> dict[str, Any]:
+    """Return what an answer is checked against: the keywords of forms, where they are well-formed, and no others.
+
+    The schema may come from a hostile server: a reference would be fetched, a pattern can take any amount of time, and
+    a keyword of the wrong type makes the check fail instead of the answer.
+    """
+    if not isinstance(entry, dict) or depth > _MOST_DEPTH:
+        return {}
+    given = cast("dict[str, Any]", entry)
+    kept = {name: given[name] for name in _BOUNDS if _is_number(given.get(name))}
+    kept |= {name: given[name] for name in _COUNTS if _is_number(given.get(name)) and given[name] >= 0}
+    if isinstance(given.get("type"), str) and given["type"] in _TYPES:
+        kept["type"] = given["type"]
+    if isinstance(given.get("enum"), list):
+        kept["enum"] = given["enum"]
+    if "const" in given:
+        kept["const"] = given["const"]
+    if _is_number(given.get("multipleOf")) and given["multipleOf"] > 0:
+        kept["multipleOf"] = given["multipleOf"]
+    if isinstance(given.get("items"), dict):
+        kept["items"] = checkable_schema(given["items"], depth + 1)
+    for name in ("oneOf", "anyOf"):
+        if isinstance(given.get(name), list) and given[name]:
+            kept[name] = [checkable_schema(each, depth + 1) for each in cast("list[object]", given[name])]
+    return kept
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _message(question: Question) -> str:

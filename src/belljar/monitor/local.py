@@ -156,7 +156,7 @@ class LocalMonitor:
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
-        row = await self._row(access, session_id)
+        row = await self._row(access, session_id, is_counted=True)
         live, settings = self._registry.look_up(session_id), self._registry.settings
         entry = self._entries.session(row)
         limits: dict[str, float | None] = {
@@ -358,7 +358,7 @@ class LocalMonitor:
         await self._registry.make_room(access.principal)
         session = self._registry.create(access.principal, environment=environment, reason=reason[:_MOST_TEXT])
         self._registry.journal.commit()
-        return self._entries.session(await self._row(access, session.id))
+        return self._entries.session(await self._row(access, session.id, is_counted=True))
 
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
@@ -441,8 +441,8 @@ class LocalMonitor:
 
     # Access
 
-    async def _row(self, access: Access, session_id: str) -> SessionRecord:
-        row = await self._history.session(session_id)
+    async def _row(self, access: Access, session_id: str, *, is_counted: bool = False) -> SessionRecord:
+        row = await self._history.session(session_id, is_counted=is_counted)
         is_elsewhere = row is not None and row.state == "live" and row.run != self._run
         if row is None or not access.may_see(row.principal) or is_elsewhere:
             raise SessionNotFound(f"session {session_id[:64]!r} does not exist")

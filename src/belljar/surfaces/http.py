@@ -35,7 +35,7 @@ from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
-from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health, signpost
+from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, exact, health, signpost
 from belljar.surfaces.resumable_streams import SessionManager
 from belljar.surfaces.tls import tls_context
 
@@ -177,7 +177,7 @@ def build_app(
     guarded = HostGuard(request_response(first), transport_security(settings))
     routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
     for path, app in (own_guard or {}).items():
-        routes.append(Route(path, CountedRefusals(HostGuard(app, transport_security(settings)))))
+        routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
     if data_plane is not None:
         guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
         guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))
