@@ -73,6 +73,7 @@ LONG = frozenset(
         "test_console_bad_input.py",
         "test_console_by_keyboard.py",
         "test_console_with_issuer.py",
+        "test_console_work_in_browser.py",
         "test_faults.py",
         "test_foundry_description.py",
         "test_full_disk.py",

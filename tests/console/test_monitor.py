@@ -215,3 +215,44 @@ async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -
         await asyncio.gather(listening, return_exceptions=True)
     health = await monitor.health(OPERATOR)
     assert [server.is_answering for server in health.servers] == [True]
+
+
+async def test_names_are_completed_without_waking_or_using_the_session(
+    monitor: Monitor, agent: Caller, runtime: Runtime
+) -> None:
+    session_id = await agent.new_session()
+    await agent.execute("umbrella = 1\numbrage = 2", session_id)
+    session = runtime.sessions.look_up(session_id)
+    assert session is not None
+    used_at = session.lease.used_at
+    found = await monitor.complete(OPERATOR, session_id, "x = umbr", 8)
+    assert ({"umbrella", "umbrage"} <= set(found.matches), found.start, found.end) == (True, 4, 8)
+    assert session.lease.used_at == used_at
+    running = await agent.execute(held("done"), session_id, wait_s=0)
+    await until_said(runtime, running.execution_id, "held")
+    assert (await monitor.complete(OPERATOR, session_id, "umbr", 4)).matches == []
+    await agent.release(session_id, "done")
+    await agent.ended(running.execution_id)
+    with pytest.raises(SessionNotFound):
+        await monitor.complete(STRANGER, session_id, "umbr", 4)
+
+
+async def test_folders_presence_and_usage(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+    code = (
+        "import os\nos.makedirs('a/b', exist_ok=True)\nopen('a/b/c.txt', 'w').write('deep')\nopen('t.txt', 'w').close()"
+    )
+    ran = await agent.execute(code)
+    top = await monitor.files(OPERATOR, ran.session_id)
+    assert ([file.name for file in top.items], top.folders) == (["t.txt"], ["a"])
+    assert (await monitor.files(OPERATOR, ran.session_id, "a")).folders == ["a/b"]
+    assert [file.name for file in (await monitor.files(OPERATOR, ran.session_id, "a/b")).items] == ["a/b/c.txt"]
+    runtime.sessions.inbox._seen.clear()
+    await monitor.note_presence(STRANGER)
+    assert [runtime.sessions.inbox.may_ask(owner) for owner in ("key:stranger", "local")] == [True, False]
+    await monitor.note_presence(OPERATOR)
+    assert runtime.sessions.inbox.may_ask("local")
+    runtime.late_monitor.get()._usage.sample()  # as it does every few seconds
+    usage = await monitor.usage(OPERATOR)
+    assert usage.gauges["idle"][-1] >= 1
+    assert usage.gauges["memory_mb"][-1] > 1
+    assert (await monitor.usage(STRANGER)).gauges["memory_mb"][-1] == 0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from belljar.executions.inbox import InboxQuestion
 from belljar.runtime import Runtime
 from task_clients import TaskFollower, ask
 from waiting import until
-from workflow_texts import form, workflow
+from workflow_texts import code, form, workflow
 
 pytestmark = pytest.mark.anyio
 POLICY = """
@@ -197,6 +198,29 @@ async def test_interrupted_and_foreign_questions_and_wrong_answers_are_told_apar
     with pytest.raises(QuestionClosed, match="is not asked any more"):
         await answer(runtime, question.id, n=1)
     assert inbox.find(question.id, "local").state == "withdrawn"
+
+
+async def test_an_agent_is_told_that_a_question_of_a_run_is_answered_at_the_server(runtime: Runtime, caller: Caller):
+    definition = workflow(code("look", "import os; os.getcwd()"))
+    answered = await caller.call("run_workflow", definition=definition, wait_s=30)
+    text = text_of(answered)
+    assert "A person has to decide at the server, in `belljar console` or with `belljar inbox`: tell them." in text
+    assert "answer=" not in text
+    (question,) = [each for each in runtime.sessions.inbox.waiting(None) if each.kind == "workflow"]
+    await answer(runtime, question.id)
+
+
+async def test_a_cell_may_wait_for_somebody_who_is_not_there_yet_but_not_for_ever(
+    default_environment: Environment, tmp_path: Path
+):
+    async with (
+        opened_runtime(default_environment, tmp_path, ask_in_console="always", ask_timeout_s=1) as runtime,
+        connected(runtime) as caller,
+    ):
+        result = await caller.execute("input('Anybody? ')")
+        assert "EOFError" in str(result.error)
+        (question,) = runtime.sessions.inbox.ended(None)
+        assert (question.state, question.message.strip()) == ("expired", "Anybody?")
 
 
 async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller: Caller):

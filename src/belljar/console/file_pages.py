@@ -39,7 +39,7 @@ class FilePages:
         names = path.split("/") if path else []
         steps = [{"name": name, "path": "/".join(names[: place + 1])} for place, name in enumerate(names)]
         shown = listing.model_dump()
-        return await self._pages.page("files.html", request, session=detail, listing=shown, path=path, steps=steps)
+        return await self._pages.page("files.html", request, session=detail, listing=shown, here=path, steps=steps)
 
     async def file(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/view?name=…`: the beginning of a text, or a picture."""

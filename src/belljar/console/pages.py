@@ -29,6 +29,7 @@ from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
 _LINES_AT_ONCE: Final = 500
+_WINDOW_LINES: Final = 200
 _WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MOST_REMEMBERED: Final = 5_000
@@ -301,7 +302,7 @@ class Pages:
         """Answer `/console/executions/ID/lines`: some lines, as a part of the page."""
         access: Access = request.state.access
         execution_id = str(request.path_params["execution_id"])
-        lines = await self._monitor.lines(access, execution_id, _line_number(request), _LINES_AT_ONCE)
+        lines = await self._monitor.lines(access, execution_id, _line_number(request), _WINDOW_LINES)
         return HTMLResponse(render("_lines.html", lines=lines, plain=as_plain))
 
     async def decisions(self, request: Request) -> Response:

@@ -54,7 +54,8 @@ async function posted(path, body) {
     body: JSON.stringify(body),
   });
   const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error.hint ? `${found.error.message}. ${found.error.hint}` : found.error.message);
+  if (!answer.ok)
+    throw new Error(found.error.hint ? `${found.error.message}. ${found.error.hint}` : found.error.message);
   return found;
 }
 
@@ -102,7 +103,9 @@ class NameList {
   }
 
   before() {
-    return this.code.selectionStart === this.code.selectionEnd ? this.code.value.slice(0, this.code.selectionStart) : "";
+    return this.code.selectionStart === this.code.selectionEnd
+      ? this.code.value.slice(0, this.code.selectionStart)
+      : "";
   }
 
   async ask() {
@@ -110,7 +113,9 @@ class NameList {
     const before = this.before();
     // Python counts characters where JavaScript counts halves of some of them.
     const request = { code: text, cursor: [...before].length };
-    const found = await posted(`/api/v1/sessions/${encodeURIComponent(this.session)}/complete`, request).catch(() => null);
+    const found = await posted(`/api/v1/sessions/${encodeURIComponent(this.session)}/complete`, request).catch(
+      () => null,
+    );
     if (!found || this.code.value !== text || this.before() !== before) return;
     this.start = [...text].slice(0, found.start).join("").length;
     this.end = [...text].slice(0, found.end).join("").length;
@@ -129,7 +134,11 @@ class NameList {
         return option;
       }),
     );
-    say(matches.length ? `${matches.length} names fit; the arrow keys choose one` : "No name fits, or the session is busy");
+    say(
+      matches.length
+        ? `${matches.length} names fit; the arrow keys choose one`
+        : "No name fits, or the session is busy",
+    );
     if (!matches.length) return;
     this.list.hidden = false;
     this.code.setAttribute("role", "combobox");
@@ -142,7 +151,8 @@ class NameList {
   choose(place) {
     const options = [...this.list.children];
     this.chosen = (place + options.length) % options.length;
-    for (const [number, option] of options.entries()) option.setAttribute("aria-selected", String(number === this.chosen));
+    for (const [number, option] of options.entries())
+      option.setAttribute("aria-selected", String(number === this.chosen));
     const option = options[this.chosen];
     option.scrollIntoView({ block: "nearest" });
     this.code.setAttribute("aria-activedescendant", option.id);
@@ -163,7 +173,8 @@ class NameList {
   close() {
     if (!this.isOpen) return;
     this.list.hidden = true;
-    for (const name of ["role", "aria-expanded", "aria-controls", "aria-activedescendant"]) this.code.removeAttribute(name);
+    for (const name of ["role", "aria-expanded", "aria-controls", "aria-activedescendant"])
+      this.code.removeAttribute(name);
   }
 }
 

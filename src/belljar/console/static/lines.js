@@ -118,7 +118,7 @@ class Viewer {
    * @returns {Promise<Part>}
    */
   async fetch(first) {
-    const query = new URLSearchParams({ first: String(first), count: String(AT_ONCE) });
+    const query = new URLSearchParams({ first: String(first) });
     const answer = await fetch(`/console/executions/${encodeURIComponent(this.execution)}/lines?${query}`);
     if (!answer.ok) throw new Error(`${answer.status}`);
     const [list] = parsed(await answer.text());

@@ -52,6 +52,7 @@ export function addText(id, text) {
 }
 
 // As the server does it: a sign for characters that would control rather than show something.
+// biome-ignore lint/suspicious/noControlCharactersInRegex: these are the characters to find
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]/g;
 
 /** @param {string} text */

@@ -79,7 +79,8 @@ function apply(change) {
       sizeFrames(cells);
       break;
     case "replace":
-      if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`)) announce(change.ended);
+      if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`))
+        announce(change.ended);
       replace(change.target, html);
       sizeFrames(cells);
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
