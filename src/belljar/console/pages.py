@@ -9,7 +9,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, is_tall, stored_pages
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, is_tall, stored_pages
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError
@@ -207,7 +207,7 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail)
-        return HTMLResponse("".join(map(self.cell, views)))
+        return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
     async def files(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/files`."""
@@ -243,8 +243,9 @@ class Pages:
     async def _page(self, template: str, request: Request, **values: Any) -> Response:
         access: Access = request.state.access
         waiting = len(await self._monitor.questions(access))
-        page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
-        return HTMLResponse(page)
+        everything = {"access": access, "path": request.url.path, "waiting": waiting, **_helpers(), **values}
+        # In a thread, because the output of fifty cells may take seconds to colour.
+        return HTMLResponse(await asyncio.to_thread(render, template, **everything))
 
     # One execution, decisions, health
 
@@ -257,6 +258,7 @@ class Pages:
         place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
         text = query.get("q", "")[:200]
         lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
+        await highlight([entry.code])
         return await self._page(
             "execution.html",
             request,
@@ -292,6 +294,7 @@ class Pages:
             output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
+        await highlight(entry.code for entry in reversed(entries))
         return [
             CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
             for entry, output in zip(entries, outputs, strict=True)
