@@ -254,3 +254,14 @@ async def test_what_is_typed_stays_while_the_page_changes(place: Place, chromium
     await expect(page.locator("#code")).to_have_value("half a thought")
     await expect(page.locator("#code")).to_be_focused()
     await page.context.close()
+
+
+async def test_a_fork_that_a_person_makes_is_told_to_the_agent(place: Place) -> None:
+    ran = await place.agent.execute("x = 1")
+    async with place.operator() as browser:
+        made = await browser.post(f"/api/v1/sessions/{ran.session_id}/fork", json={})
+        assert made.status_code == 201, made.text
+    told = await place.agent.execute("x", ran.session_id)
+    assert f"forked the session as {made.json()['session_id']} in this session since your last one" in "".join(
+        told.output
+    )

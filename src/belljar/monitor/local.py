@@ -374,7 +374,7 @@ class LocalMonitor:
         """See `Monitor`."""
         row = await self._row(access, session_id)
         forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
-        if access.name and (session := self._live(session_id)) is not None:
+        if access.name and (session := self._registry.look_up(session_id)) is not None:
             session.authors.note(f"{access.name} forked the session as {forked.session_id}")
         return forked
 
