@@ -369,3 +369,27 @@ async def test_a_session_that_is_flooded_with_cells_by_a_person_says_so(place: P
         assert set(statuses) <= {202, 409, 429}, statuses
         assert len((await browser.post(f"{path}/interrupt")).json()["interrupted"]) == statuses.count(202) + 1
         await is_well(place, browser)
+
+
+async def test_cells_that_are_slow_to_draw_hold_up_nobody(place: Place) -> None:
+    """Long code to highlight, and output full of colours: fifty of each on one page."""
+    session_id = await place.agent.new_session()
+    line = "x = [1, 2, 3]  # a comment\nname = f'{x!r} {len(x):>10}' + \"abc\"\n"
+    colours = "for n in range(1, 1500): print(f'\\x1b[{30 + n % 8}mred', end='')\n"
+    for number in range(50):
+        await place.agent.execute(f"# {number}\n{line * (1_400 if number % 10 == 0 else 140)}{colours}", session_id)
+    async with place.operator() as browser:
+        longest = 0.0
+        async with anyio.create_task_group() as tasks:
+
+            async def look() -> None:
+                page = await browser.get(f"/console/sessions/{session_id}", timeout=120)
+                assert page.status_code == 200
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(look)
+            while True:
+                before = time.monotonic()
+                await anyio.sleep(0.01)
+                longest = max(longest, time.monotonic() - before)
+        assert longest < 2.0

@@ -1,7 +1,7 @@
 """The console for everybody: axe-core on every page in every state, and each story by the keyboard alone."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -33,7 +33,6 @@ VIEWS: list[dict[str, Any]] = [
     {"color_scheme": "light", "viewport": {"width": 1200, "height": 800}},
     {"color_scheme": "dark", "viewport": {"width": 1200, "height": 800}},
     {"color_scheme": "light", "viewport": {"width": 320, "height": 640}},
-    {"color_scheme": "dark", "viewport": {"width": 320, "height": 640}},
 ]
 
 
@@ -103,23 +102,10 @@ def pages(place: Place, ids: dict[str, str]) -> list[str]:
     return [*paths, "/console?q=nothing-has-this", "/console?state=gone", "/console/nowhere"]
 
 
-async def opened_details(page: Page) -> None:
-    await page.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-
-
-async def opened_dialog(page: Page) -> None:
-    if await page.locator("dialog").count():
-        await page.evaluate("() => document.querySelector('dialog').showModal()")
-
-
-async def as_it_is(_: Page) -> None:
-    pass
-
-
-STATES: dict[str, Callable[[Page], Awaitable[None]]] = {
-    "as it is": as_it_is,
-    "all unfolded": opened_details,
-    "dialog open": opened_dialog,
+# What else a page can look like: which elements it takes, and what is done with them.
+STATES = {
+    "all unfolded": ("details:not([open])", "(all) => all.forEach((one) => { one.open = true; })"),
+    "its dialog open": ("dialog", "(all) => all[0].showModal()"),
 }
 
 
@@ -133,12 +119,14 @@ async def test_no_page_breaks_a_rule_for_access_in_any_theme_width_or_state(
         width = view["viewport"]["width"]
         for path in pages(place, ids):
             await page.goto(place.url + path)
-            for state, arrange in STATES.items():
-                await arrange(page)
-                where = (view["color_scheme"], width, path, state)
-                faults += [(*where, fault) for fault in await violations(page, axe)]
-                if await page.evaluate("() => document.documentElement.scrollWidth") > width:
-                    faults.append((*where, "it scrolls sideways"))
+            where = (view["color_scheme"], width, path)
+            faults += [(*where, fault) for fault in await violations(page, axe)]
+            for state, (selector, arrange) in STATES.items():
+                if await page.locator(selector).count():
+                    await page.locator(selector).evaluate_all(arrange)
+                    faults += [(*where, state, fault) for fault in await violations(page, axe)]
+            if await page.evaluate("() => document.documentElement.scrollWidth") > width:
+                faults.append((*where, "it scrolls sideways"))
         await page.context.close()
         stranger = await (await chromium.new_context(bypass_csp=True, **view)).new_page()
         await stranger.goto(f"{place.url}/console/enter")
@@ -266,3 +254,14 @@ async def test_what_is_typed_stays_while_the_page_changes(place: Place, chromium
     await expect(page.locator("#code")).to_have_value("half a thought")
     await expect(page.locator("#code")).to_be_focused()
     await page.context.close()
+
+
+async def test_a_fork_that_a_person_makes_is_told_to_the_agent(place: Place) -> None:
+    ran = await place.agent.execute("x = 1")
+    async with place.operator() as browser:
+        made = await browser.post(f"/api/v1/sessions/{ran.session_id}/fork", json={})
+        assert made.status_code == 201, made.text
+    told = await place.agent.execute("x", ran.session_id)
+    assert f"forked the session as {made.json()['session_id']} in this session since your last one" in "".join(
+        told.output
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, is_tall, stored_pages
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, is_tall, stored_pages
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError, QuestionNotFound
@@ -212,7 +212,7 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail)
-        return HTMLResponse("".join(map(self.cell, views)))
+        return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
     async def timeline(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
@@ -274,8 +274,9 @@ class Pages:
         """Return a page with what all pages have."""
         access: Access = request.state.access
         waiting = len(await self._monitor.questions(access))
-        page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
-        return HTMLResponse(page)
+        everything = {"access": access, "path": request.url.path, "waiting": waiting, **_helpers(), **values}
+        # In a thread, because the output of fifty cells may take seconds to colour.
+        return HTMLResponse(await asyncio.to_thread(render, template, **everything))
 
     # One execution, decisions, health
 
@@ -286,6 +287,7 @@ class Pages:
         entry = await self._monitor.execution(access, execution_id)
         text = query.get("q", "")[:200]
         lines = await self._monitor.lines(access, execution_id, _line_number(request), _LINES_AT_ONCE, text)
+        await highlight([entry.code])
         return await self.page(
             "execution.html",
             request,
@@ -340,6 +342,7 @@ class Pages:
             output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
+        await highlight(entry.code for entry in reversed(entries))
         return [
             CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
             for entry, output in zip(entries, outputs, strict=True)

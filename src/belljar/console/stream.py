@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from belljar.console.cells import RenderedOutput, RenderStep, code_markup
+from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import CellView, Pages
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
@@ -209,6 +209,7 @@ class SessionPageStream:
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
         match item.kind:
             case "cell" if item.execution is not None:
+                await highlight([item.execution.code])
                 if self._cell is None or self._cell.execution_id != item.execution_id:
                     self._cell = await self._output(item.execution)
                     html = self._pages.cell(_view(item.execution, self._cell))
