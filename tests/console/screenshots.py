@@ -60,7 +60,11 @@ TRAINING = (
     "    print(f'step {step:>6,}  loss {loss:.4f}  {1_850 - step % 37} rows/s')\n"
     "    if step > 1_480: time.sleep(0.4)"
 )
-CLEAN_UP = "import shutil\nfrom pathlib import Path\n\nfor folder in Path('exports').glob('2025-*'):\n    shutil.rmtree(folder)"
+CLEAN_UP = """import shutil
+from pathlib import Path
+
+for folder in Path('exports').glob('2025-*'):
+    shutil.rmtree(folder)"""
 ASK = """
 import forms
 forms.ask({
