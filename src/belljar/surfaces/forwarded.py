@@ -30,8 +30,8 @@ def proxy_warning(settings: Settings) -> str:
     if not settings.http or not names or not is_loopback(host) or knows_callers(settings):
         return ""
     return (
-        f"{settings.http} answers to {', '.join(names[:3])} without credentials: everybody who comes through a proxy of "
-        "that name is `local`, with the same sessions and files"
+        f"{settings.http} answers to {', '.join(names[:3])} without credentials: everybody who comes through a "
+        "proxy of that name is `local`, with the same sessions and files"
     )
 
 
