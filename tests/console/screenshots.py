@@ -2,10 +2,11 @@
 
 import asyncio
 import io
+import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calls import until_said
@@ -91,9 +92,14 @@ class Scene:
 
 
 async def main(folder: Path) -> None:
-    environment = await open_environment(shared_settings(), "default")
+    kept = shared_settings()
+    environment = await open_environment(kept, "default")
+    # By its name, as people see it who have set none.
+    environment = replace(environment, python=Path("default"))
+    os.environ["LOGNAME"] = "ada"  # whose console it is
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data:
+        (Path(data) / "environments").symlink_to(kept.data_directory / "environments")
         policy = Path(data) / "policy.toml"
         policy.write_text(POLICY)
         async with (
@@ -128,7 +134,7 @@ async def scripted(place: Place) -> Scene:
     analysis = await begun("Why did revenue drop in March?")
     content = (place.runtime.settings.data_directory / "sessions" / scratch / "workspace" / "orders.csv").read_text()
     await agent.call("upload_file", session_id=analysis, name="orders.csv", content=content)
-    await agent.call("end_session", session_id=scratch)
+    await agent.call("clear_session", session_id=scratch)
     for code in CELLS:
         await agent.execute(code, analysis)
     report = await begun("Monthly report for finance", "pages = list(range(12))\nlen(pages)")
