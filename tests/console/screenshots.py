@@ -45,11 +45,10 @@ CELLS = [
     "orders = pd.read_csv('orders.csv', parse_dates=['day'])\n"
     "print(f'{len(orders):,} orders, {orders.day.min():%d %b} to {orders.day.max():%d %b %Y}')\n"
     "orders.head()",
-    "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')",
+    "monthly = order.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')",
+    "import matplotlib.pyplot as plt\n\n"
     "orders['month'] = orders.day.dt.to_period('M')\n"
     "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')\n"
-    "monthly.round(0).astype(int)",
-    "import matplotlib.pyplot as plt\n\n"
     "ax = monthly.plot(figsize=(7.6, 2.7), linewidth=2, marker='o', markersize=4)\n"
     "ax.set(title='Revenue by region', xlabel='', ylabel='€')\n"
     "ax.spines[['top', 'right']].set_visible(False)\n"
@@ -133,10 +132,10 @@ async def scripted(place: Place) -> Scene:
     await agent.execute(MAKE_ORDERS, scratch)
     analysis = await begun("Why did revenue drop in March?")
     content = (place.runtime.settings.data_directory / "sessions" / scratch / "workspace" / "orders.csv").read_text()
-    await agent.call("upload_file", session_id=analysis, name="orders.csv", content=content)
+    await agent.fields("upload_file", session_id=analysis, name="orders.csv", text=content)
     await agent.call("clear_session", session_id=scratch)
-    for code in CELLS:
-        await agent.execute(code, analysis)
+    ended = [(await agent.execute(code, analysis)).status for code in CELLS]
+    assert ended == ["ok", "error", "ok"], ended
     report = await begun("Monthly report for finance", "pages = list(range(12))\nlen(pages)")
     await agent.execute(ASK, report, wait_s=0)
     tidy = await begun("Tidy up old exports", "import os\nfor m in range(4): os.makedirs(f'exports/2025-{m+9:02}')")
@@ -154,6 +153,7 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
         viewport={"width": WIDTH, "height": 760},
         device_scale_factor=SCALE,
     )
+    context.set_default_timeout(90_000)
     page = await context.new_page()
     console = f"{scene.place.url}/console"
     await page.goto(scene.place.console.link().link)
@@ -188,7 +188,7 @@ async def taken(page: Page, path: Path, *, end: Locator) -> None:
     bottom = box["y"] + box["height"] + await page.evaluate("() => scrollY") + 18
     # The picture is of the whole page, and so needs a window of its height: what is outside is not painted.
     await page.set_viewport_size({"width": WIDTH, "height": int(bottom)})
-    await page.evaluate("() => scrollTo(0, 0)")
+    await page.evaluate("() => { scrollTo(0, 0); document.querySelector('.floating')?.remove(); }")
     picture = Image.open(io.BytesIO(await page.screenshot()))
     for quality in (88, 80, 70, 60, 50):
         picture.save(path, "WEBP", quality=quality, method=6)
