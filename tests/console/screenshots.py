@@ -124,17 +124,17 @@ async def scripted(place: Place) -> Scene:
     async def begun(reason: str, *cells: str) -> str:
         session_id = (await agent.fields("new_session", reason=reason))["session_id"]
         for code in cells:
-            await agent.execute(code, session_id)
+            await agent.execute(code, session_id, wait_s=100)
         return session_id
 
     await begun("Convert supplier price lists", "prices = dict(zip('abc', range(3)))\nprices")
     scratch = await begun("Scratch")
-    await agent.execute(MAKE_ORDERS, scratch)
+    await agent.execute(MAKE_ORDERS, scratch, wait_s=100)
     analysis = await begun("Why did revenue drop in March?")
     content = (place.runtime.settings.data_directory / "sessions" / scratch / "workspace" / "orders.csv").read_text()
     await agent.fields("upload_file", session_id=analysis, name="orders.csv", text=content)
     await agent.call("clear_session", session_id=scratch)
-    ended = [(await agent.execute(code, analysis)).status for code in CELLS]
+    ended = [(await agent.execute(code, analysis, wait_s=100)).status for code in CELLS]
     assert ended == ["ok", "error", "ok"], ended
     report = await begun("Monthly report for finance", "pages = list(range(12))\nlen(pages)")
     await agent.execute(ASK, report, wait_s=0)
