@@ -180,7 +180,7 @@ async def many_sessions(scene: Scene) -> list[Figure]:
             alone += await _ages(scene, context, session_ids[:1])
             among += await _ages(scene, context, session_ids)
     for session_id in session_ids:
-        await scene.agent.call_tool("end_session", {"session_id": session_id})
+        await scene.agent.call_tool("clear_session", {"session_id": session_id})
     own, peer = percentile(among, 95) * 1000, percentile(alone, 95) * 1000
     note = f"each a line every {INTERVAL_S * 1000:.0f} ms; peer: one; n={len(among)}"
     return [

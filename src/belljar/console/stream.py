@@ -124,7 +124,10 @@ class PageStreams:
             async with aclosing(self._monitor.happenings(access, after)) as happened:
                 async for item in happened:
                     place = item.id
-                    changed.add({"reset": "", "question": _INBOX}.get(item.kind, item.session_id))
+                    if item.kind != "question":
+                        changed.add("" if item.kind == "reset" else item.session_id)
+                    else:  # those of workflows may have no session
+                        changed.update({_INBOX, item.session_id or _INBOX})
                     wake.set()
 
         listening = asyncio.get_running_loop().create_task(listen())

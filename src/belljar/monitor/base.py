@@ -81,8 +81,11 @@ class RunningCell(Model):
 
     execution_id: str
     first_line: str
+    """Its first line that is no import and no comment, where it has one."""
     since: str
     running_s: float
+    asks: str = ""
+    """The question to a person that it waits with."""
 
 
 class SessionEntry(Model):
