@@ -228,23 +228,25 @@ def _counted(
 
 
 def _timed() -> list[Figure]:
-    """How long an index of 1,000 tools takes to make, and a search in it."""
+    """Return the processor time that an index of 1,000 tools takes to make, and a search in it."""
     texts = [phrase for phrase, _, _ in (*HELD_OUT, *SET_ASIDE, *DEVELOPMENT, *TUNING)]
     tools = tuple(
         ToolDefinition(f"server{number // 25}", f"tool_{number}", f"{texts[number % len(texts)]}. For {number}.")
         for number in range(MANY)
     )
-    began = time.perf_counter()
+    began = time.process_time()
     index = ToolIndex(Catalogue({"many": ServerCatalogue("many", tools)}))
-    made_ms = (time.perf_counter() - began) * 1_000
+    made_ms = (time.process_time() - began) * 1_000
     index.search("once, so that the table of words is read")
-    began = time.perf_counter()
+    began = time.process_time()
     for text in texts:
         index.search(text)
-    search_ms = (time.perf_counter() - began) * 1_000 / len(texts)
+    search_ms = (time.process_time() - began) * 1_000 / len(texts)
     return [
-        Figure("search", f"index of {MANY:,} tools", "ms", made_ms),
-        Figure("search", f"one search among {MANY:,} tools, by words", "ms", search_ms, note=f"mean of {len(texts)}"),
+        Figure("search", f"index of {MANY:,} tools", "ms of CPU", made_ms),
+        Figure(
+            "search", f"one search among {MANY:,} tools, by words", "ms of CPU", search_ms, note=f"mean of {len(texts)}"
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-Where there is a model of sentences (`sentence_vectors.py`), its similarities are added to the scores of the words. An index is
-built from one catalogue. This module does not know how results are shown.
+Where there is a model of sentences (`sentence_vectors.py`), its similarities are added to the scores of the words. An
+index is built from one catalogue. This module does not know how results are shown.
 """
 
 import math
@@ -41,7 +41,7 @@ _NO_ACTION: Final = 0.8
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
-_LEAST_ALIKE: Final = 0.6
+_LEAST_ALIKE: Final = 0.55
 _MODEL: Final = 3.0
 """How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
 _LEAST_SIMILAR: Final = 0.25
