@@ -7,9 +7,18 @@ held out after that, and of their 51 phrases 38 were.
 
 The phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written from the names and first lines of
 the tools, before any of them was run, by somebody who had read the ranking by words and changed nothing in it. They
-were run once: by words 34 of 51 were among the first five and 17 were the first; with the model of the extra `search`,
-whose weight was chosen on `TUNING`, 37 and 21. Static vectors (GloVe, WordLlama) had been tried and helped nowhere.
-Nobody has looked at which phrases miss: whoever does should move them to `TUNING` and have others written.
+were run twice, and nobody has looked at which of them miss. The first time, 34 of 51 were among the first five by words
+and 17 were the first; with the model of the extra `search` 37 and 21. The second time, after the words of
+`everyday_words.txt` and the way that the model's similarities are added had been chosen on `DEVELOPMENT` and `TUNING`,
+33 and 20 by words, 39 and 23 with the model. So the larger table of words is no better on phrases of others.
+
+The phrases of `SET_ASIDE` were written from the names of the tools before that change, by the one who then made it. By
+words 22 of 51 were among the first five before and 32 after; with the model 32 before and 40 after. Since one person
+wrote the phrases and the table of words, these figures say less than those of `HELD_OUT`.
+
+`DEVELOPMENT` was written by the same person, and its misses were looked at. All sets are searched among the tools of
+their own servers. Static vectors (GloVe, WordLlama) had been tried and helped nowhere, and no package of PyPI was found
+that brings a better small model of sentences. Whoever looks at which phrases of a set miss should have others written.
 """
 
 from typing import Final
@@ -362,4 +371,101 @@ SET_ASIDE: Final[tuple[tuple[str, str, str], ...]] = (
     ("which shares rose the most today", "alpaca", "get_market_movers"),
     ("what do I own", "alpaca", "get_all_positions"),
     ("call off the purchase I just made", "alpaca", "cancel_order_by_id cancel_all_orders"),
+)
+
+DEVELOPMENT: Final[tuple[tuple[str, str, str], ...]] = (
+    ("is everything rolled out properly", "argocd", "list_applications get_application"),
+    ("bring the app in line with the git repo", "argocd", "sync_application"),
+    ("what does the service write to its log", "argocd", "get_application_workload_logs"),
+    ("take the app down for good", "argocd", "delete_application"),
+    ("what happened to my deployment", "argocd", "get_application_events get_resource_events get_application"),
+    ("which clusters do we have", "argocd", "list_clusters"),
+    (
+        "side effects of ibuprofen",
+        "biomcp",
+        "openfda_adverse_searcher openfda_adverse_getter openfda_label_searcher drug_getter",
+    ),
+    ("studies that look for patients with lung cancer", "biomcp", "trial_searcher"),
+    ("what does the gene BRCA1 do", "biomcp", "gene_getter"),
+    ("was the medicine called back", "biomcp", "openfda_recall_searcher openfda_recall_getter"),
+    (
+        "is there too little of this medicine on the market",
+        "biomcp",
+        "openfda_shortage_searcher openfda_shortage_getter",
+    ),
+    ("where is the study carried out", "biomcp", "trial_locations_getter"),
+    ("what does the package leaflet say", "biomcp", "openfda_label_searcher openfda_label_getter"),
+    ("find medical papers on diabetes", "biomcp", "article_searcher"),
+    ("what effect does this mutation have", "biomcp", "variant_getter alphagenome_predictor variant_searcher"),
+    ("when was the drug allowed", "biomcp", "openfda_approval_searcher openfda_approval_getter"),
+    ("google something", "brave", "brave_web_search"),
+    ("clips about knitting", "brave", "brave_video_search"),
+    ("a good sushi bar around here", "brave", "brave_local_search brave_place_search"),
+    ("what happened in the world today", "brave", "brave_news_search"),
+    ("photos of red pandas", "brave", "brave_image_search"),
+    (
+        "can blind people use our site",
+        "browserstack",
+        "accessibilityExpert startAccessibilityScan fetchAccessibilityIssues",
+    ),
+    ("try the app on an iPhone", "browserstack", "runAppLiveSession takeAppScreenshot runAppTestsOnBrowserStack"),
+    ("how does the site look in Safari", "browserstack", "runBrowserLiveSession"),
+    ("write down a new test", "browserstack", "createTestCase"),
+    ("why did the test go wrong", "browserstack", "getFailureLogs fetchRCA"),
+    ("did the look of the page change", "browserstack", "fetchPercyChanges runPercyScan"),
+    ("note that the test passed", "browserstack", "addTestResult updateTestRun"),
+    (
+        "make tests out of this requirements document",
+        "browserstack",
+        "createTestCasesFromFile uploadProductRequirementFile",
+    ),
+    ("ask the warehouse for last month's sales", "clickhouse", "run_query"),
+    ("what tables are there", "clickhouse", "list_tables"),
+    ("put this photo online", "cloudinary", "upload-asset"),
+    ("give the picture another name", "cloudinary", "asset-rename"),
+    ("crop the photo to a square", "cloudinary", "transform-asset"),
+    ("find pictures that look like this one", "cloudinary", "visual-search-assets"),
+    ("pack all the files in a zip", "cloudinary", "generate-archive"),
+    ("how much of my plan have I used up", "cloudinary", "get-usage-details"),
+    ("paint me a castle at sunset", "cloudinary", "generate-image"),
+    ("what clips do we have", "cloudinary", "list-videos search-assets"),
+    ("is anything on fire", "datadog", "list_incidents get_monitors"),
+    ("how busy is the processor", "datadog", "query_metrics"),
+    ("don't alert us while we do maintenance", "datadog", "schedule_downtime mute_host"),
+    ("which pages are slow for visitors", "datadog", "get_rum_page_performance get_rum_page_waterfall"),
+    ("how many machines are up", "datadog", "get_active_hosts_count list_hosts"),
+    ("let the alarms ring again for this machine", "datadog", "unmute_host"),
+    ("where does a request spend its time", "datadog", "list_traces"),
+    ("draw a dragon", "everart", "generate_image"),
+    ("get the design of the login screen", "figma", "get_figma_data"),
+    ("save the icons of the design", "figma", "download_figma_images"),
+    ("what is in this folder", "filesystem", "list_directory list_directory_with_sizes directory_tree"),
+    ("which files take up the most room", "filesystem", "list_directory_with_sizes"),
+    ("make a folder for the holiday pictures", "filesystem", "create_directory"),
+    ("where did I put the tax letter", "filesystem", "search_files"),
+    ("give the document a new name", "filesystem", "move_file"),
+    ("correct the typo in the readme", "filesystem", "edit_file"),
+    ("when was this file last touched", "filesystem", "get_file_info"),
+    ("look at the photo on my disk", "filesystem", "read_media_file"),
+    ("jot this down in a text file", "filesystem", "write_file"),
+    ("keep in mind that Anna likes tea", "memory", "add_observations create_entities"),
+    ("Bob is Anna's brother", "memory", "create_relations"),
+    ("what do you know about Anna", "memory", "search_nodes open_nodes read_graph"),
+    ("forget about Bob", "memory", "delete_entities"),
+    ("is my automation set up correctly", "n8n", "validate_workflow validate_node"),
+    ("ready-made automations for invoices", "n8n", "search_templates"),
+    ("put my site on the web", "netlify", "netlify-deploy-services-updater"),
+    ("is the new version of the site live", "netlify", "netlify-deploy-services-reader"),
+    ("set an environment variable of the site", "netlify", "netlify-project-services-updater"),
+    ("switch the virtual machine off", "proxmox", "power_control"),
+    ("go back to yesterday's state of the machine", "proxmox", "rollback_snapshot"),
+    ("save the state of the machine before I change it", "proxmox", "create_snapshot"),
+    ("how full are the disks", "proxmox", "list_storage get_resource_usage list_storage_content"),
+    ("spin up a new virtual machine", "proxmox", "create_vm create_lxc"),
+    ("run a shell command in the box", "proxmox", "execute_lxc_command"),
+    ("what address does the container have", "proxmox", "get_lxc_interfaces"),
+    ("is the job done yet", "proxmox", "get_task_status"),
+    ("grab everything from this website", "tavily", "tavily_crawl tavily_extract tavily_map"),
+    ("find out all about solar panels and write it up", "tavily", "tavily_research"),
+    ("what does this page say", "tavily", "tavily_extract"),
 )

@@ -5,7 +5,6 @@ import sqlite3
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ while is_first:
 STEPS = workflow(
     form("ask", "Go on?"), code("held", HELD, repeat=True), tool("put", "write", text="once"), code("end", "6 * 7")
 )
+
+STATES = "SELECT path, attempt, state FROM steps WHERE run_id = ? ORDER BY path, attempt"
 
 
 @pytest.fixture
@@ -70,9 +71,16 @@ async def test_one_server_drives_a_run_and_the_other_when_it_is_killed(servers: 
     query = "SELECT state, server FROM runs WHERE id = ?"
     await until(lambda: rows(tmp_path, query, run) == [("waiting", "")])
 
+    answers: list[dict[str, Any]] = []
+
+    async def answer(server: Served) -> None:
+        answers.append(await called(server, run_id=run, answer={}, wait_s=0))
+
     async with anyio.create_task_group() as racing:
         for server in servers * 2:
-            racing.start_soon(partial(called, server, run_id=run, answer={}, wait_s=0))
+            racing.start_soon(answer, server)
+    assert sum("refusal" not in each for each in answers) == 1, answers
+    await until(lambda: rows(tmp_path, STATES, run) == [("ask", 1, "done"), ("held", 1, "running")])
     await until(lambda: [*tmp_path.glob("sessions/**/seen")])
     for server in servers:
         assert (await called(server, run_id=run, wait_s=0))["state"] == "running"
@@ -83,8 +91,7 @@ async def test_one_server_drives_a_run_and_the_other_when_it_is_killed(servers: 
     await driver.kill()
     after = await called(other, run_id=run, wait_s=60)
     assert (after["state"], after["result"]) == ("done", 42), after
-    steps = rows(tmp_path, "SELECT path, attempt, state FROM steps WHERE run_id = ? ORDER BY path, attempt", run)
-    assert steps == [
+    assert rows(tmp_path, STATES, run) == [
         ("ask", 1, "done"),
         ("end", 1, "done"),
         ("held", 1, "repeated"),

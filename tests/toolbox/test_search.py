@@ -8,7 +8,7 @@ import pytest
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, ToolIndex, terms
 from belljar.toolbox.sentence_vectors import Vector, sentence_model
-from belljar.toolbox.synonyms import stem
+from belljar.toolbox.synonyms import rephrased, stem, synonyms
 
 
 def tool(name: str, about: str = "", server: str = "s", **parameters: Any) -> ToolDefinition:
@@ -69,6 +69,26 @@ def test_without_words_all_come_in_their_order_up_to_the_limit() -> None:
 def test_nothing_is_found_for_what_nothing_is_about() -> None:
     assert index(tool("a", "Reads.")).search("zebra") == []
     assert index().search("anything") == []
+
+
+def test_a_misspelt_word_finds_the_tool_that_is_named_so() -> None:
+    tools = index(tool("create_invoice"), tool("create_calendar"), tool("delete_note"))
+    assert tools.search("calender")[0].name == "create_calendar"
+    assert tools.search("invocie")[0].name == "create_invoice"
+
+
+def test_a_synonym_that_a_tool_mentions_in_passing_finds_nothing() -> None:
+    passing = tool(
+        "count", "Counts rows. Not for deleting anything: it never removes a row.", what={"description": "x"}
+    )
+    tools = index(passing, tool("drop_table", "Deletes a table."))
+    assert [each.name for each in tools.search("discard")] == ["drop_table"]
+
+
+def test_every_entry_of_the_table_of_words_can_be_read() -> None:
+    assert len(synonyms()) > 500
+    assert rephrased("get rid of it").split() == ["delete", "it"]
+    assert "pictur" in synonyms()["photo"]
 
 
 def test_one_server_can_be_searched_alone() -> None:

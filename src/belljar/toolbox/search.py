@@ -1,7 +1,7 @@
 """Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-Where there is a model of sentences (`sentence_vectors.py`), its ranking is merged with that of the words. An index is
-built from one catalogue. This module does not know how results are shown.
+Where there is a model of sentences (`sentence_vectors.py`), its similarities are added to the scores of the words. An
+index is built from one catalogue. This module does not know how results are shown.
 """
 
 import math
@@ -25,12 +25,12 @@ _QUERY_CHARACTERS: Final = 1_000
 _DESCRIPTION_CHARACTERS: Final = 4_000
 _WORD: Final = re.compile(r"[^\W_]+")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_SATURATION: Final = 1.2
-_SYNONYM: Final = 0.6
+_SATURATION: Final = 1.0
+_SYNONYM: Final = 0.7
 _PART_OF_A_WORD: Final = 0.5
 _SHORTEST_PART: Final = 4
 _ASIDE: Final = 0.3
-_COVERAGE: Final = 0.5
+_COVERAGE: Final = 0.6
 """The part of a score that depends on how much of the query was found."""
 _NAME: Final = 0.5
 """The part of a score that depends on how much of the tool's name is in the query."""
@@ -41,8 +41,8 @@ _NO_ACTION: Final = 0.8
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
-_LEAST_ALIKE: Final = 0.6
-_MODEL: Final = 2.0
+_LEAST_ALIKE: Final = 0.55
+_MODEL: Final = 3.0
 """How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
 _LEAST_SIMILAR: Final = 0.25
 """Tools whose sentence is less similar to the query have nothing to do with it."""
@@ -73,6 +73,7 @@ _FIELDS: Final = {
     "parameters": _Field(0.8, 0.6),
     "parameter texts": _Field(0.3, 0.7),
 }
+_CASUAL: Final = frozenset({"rest", "parameter texts"})
 
 
 def terms(text: str) -> list[str]:
@@ -100,10 +101,9 @@ class ToolIndex:
         self._names = [{*fields["name"]} for fields in counted]
         self._actions = [action(_words(tool.name)) for tool in self._tools]
         # For each stem the tools that have it, each with the stem's weight there.
-        self._postings: dict[str, dict[int, float]] = {}
-        for place, fields in enumerate(counted):
-            for term, weight in _weights(fields, means).items():
-                self._postings.setdefault(term, {})[place] = weight * (_SATURATION + 1) / (weight + _SATURATION)
+        self._postings = _postings(counted, means, _FIELDS)
+        # The same without the fields in which a word is often there by chance: there, no synonym is looked for.
+        self._telling = _postings(counted, means, {name: _FIELDS[name] for name in _FIELDS if name not in _CASUAL})
         self._named_with: dict[str, list[int]] = {}
         for place, names in enumerate(self._names):
             for name in names:
@@ -137,14 +137,14 @@ class ToolIndex:
         (wanted,) = model.embed([query])
         return {place: sum(map(mul, wanted, self._vectors[place])) for place in places}
 
-    def _merged(self, scores: Mapping[int, float], similar: Mapping[int, float]) -> list[int]:
-        """Return the tools ranked by both: each kind of score is measured by its best."""
+    @staticmethod
+    def _merged(scores: Mapping[int, float], similar: Mapping[int, float]) -> list[int]:
+        """Return the tools ranked by both: the score by words, as a share of the best, and the similarity."""
         top = max((scores.get(place, 0.0) for place in similar), default=0.0) or 1.0
-        nearest = max(similar.values(), default=0.0)
         both = {
-            place: scores.get(place, 0.0) / top + _MODEL * max(0.0, near - _LEAST_SIMILAR)
+            place: scores.get(place, 0.0) / top + _MODEL * near
             for place, near in similar.items()
-            if place in scores or near >= max(_LEAST_SIMILAR, nearest / 2)
+            if place in scores or near >= _LEAST_SIMILAR
         }
         return sorted(both, key=lambda place: -both[place])
 
@@ -195,7 +195,7 @@ class ToolIndex:
         for other in synonyms().get(term, ()):
             # A synonym counts no more than the word of the query would, however rare the synonym is.
             factor = _SYNONYM * min(rarity, self._rarity(other))
-            for place, weight in self._postings.get(other, {}).items():
+            for place, weight in self._telling.get(other, {}).items():
                 found[place] = max(found.get(place, 0.0), factor * weight)
         for other, likeness in self._alike(term):
             factor = likeness * min(rarity, self._rarity(other))
@@ -263,12 +263,24 @@ def _counted(tool: ToolDefinition) -> dict[str, Counter[str]]:
     return {field: Counter(term for text in listed for term in terms(text)) for field, listed in texts.items()}
 
 
-def _weights(fields: Mapping[str, Counter[str]], means: Mapping[str, float]) -> Mapping[str, float]:
+def _postings(
+    counted: Sequence[Mapping[str, Counter[str]]], means: Mapping[str, float], fields: Mapping[str, _Field]
+) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for place, words in enumerate(counted):
+        for term, weight in _weights(words, means, fields).items():
+            found.setdefault(term, {})[place] = weight * (_SATURATION + 1) / (weight + _SATURATION)
+    return found
+
+
+def _weights(
+    words: Mapping[str, Counter[str]], means: Mapping[str, float], fields: Mapping[str, _Field]
+) -> Mapping[str, float]:
     """Return the weight of each word over all fields; in a longer field each word counts less."""
     found: dict[str, float] = {}
-    for name, field in _FIELDS.items():
-        length = 1 - field.length_share + field.length_share * fields[name].total() / means[name]
-        for term, count in fields[name].items():
+    for name, field in fields.items():
+        length = 1 - field.length_share + field.length_share * words[name].total() / means[name]
+        for term, count in words[name].items():
             found[term] = found.get(term, 0.0) + field.weight * count / length
     return found
 
