@@ -35,6 +35,7 @@ HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
 _MAX_NOTE_BYTES = 65_536
 _RETRY_S = 0.001
 _REAP_TIMEOUT_S = 1.0
+_FORK_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ class ForkedProcess:
             return
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    async def has_left_the_origin(self) -> None:
+        """Wait until the process that forks is done with it, or the copy has reported; for a second at most."""
+        if self.has_keeper:
+            return  # the keeper has the pipe open for as long as the copy lives
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FORK_TIMEOUT_S):
+                await self._is_closed_or_met.wait()
 
     @property
     def listening_end(self) -> int:

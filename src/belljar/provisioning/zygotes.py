@@ -94,7 +94,13 @@ class ZygoteProcess:
             async with self._forking:
                 self.forks += 1
                 await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True, entry=branch.entrance())
-            kernel = await meet_copy(copy, kept, sandbox, environment)
+            try:
+                kernel = await meet_copy(copy, kept, sandbox, environment)
+            except BaseException:
+                # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
+                # memory, and the zygote would end with it.
+                await kept.has_left_the_origin()
+                raise
             branch.admit(kept.pid)
         except BaseException:
             copy.close()
