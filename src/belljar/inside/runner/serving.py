@@ -29,7 +29,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from . import comms, fork, gpu, interpreter_state, introspection, relocation
+from . import comms, fork, gpu, interpreter_state, introspection, relocation, variables
 from .channel import Channel
 from .interrupts import Interrupts
 from .pristine import no_traces
@@ -466,6 +466,14 @@ class Runner:
 
     def _on_check(self, message: dict[str, Any]) -> None:
         self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
+
+    def _on_variables(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_variables(self.shell.user_ns, self.shell.user_ns_hidden, message)
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_rows(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_rows(self.shell.user_ns, self.shell.user_ns_hidden, message)
+        self.channel.send({**answer, "id": message["id"]})
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None, None, None]:

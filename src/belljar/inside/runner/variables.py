@@ -1,0 +1,102 @@
+"""What a session has in its variables, for a person who looks at it between two cells.
+
+Nothing of the session runs, nothing of it changes, and an answer is bounded in time and size. How objects are read is
+`raw_objects` and `tables`.
+"""
+
+# What is read has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from . import tables
+from .raw_objects import Deadline, Unreadable, length_of, plain_text, size_of, type_name, undisturbed
+
+LIMIT_S = 1.0
+LIMIT_BYTES = 256 * 1024 - 4_096
+"""Room is left for the frame around the entries."""
+LONGEST_NAME = 200
+_CHECKED_EVERY = 50
+
+
+def answer_variables(names: Any, hidden: Any, message: "dict[str, Any]") -> "dict[str, Any]":
+    """Return some of the variables: name, type, length or shape, size, and the value if it is of a plain type."""
+    answer: dict[str, Any] = {"type": "variables", "items": [], "total": 0, "next": None}
+    with undisturbed():
+        shown = [*_shown(names, hidden)]
+        answer["total"] = len(shown)
+        deadline, room = Deadline(LIMIT_S), LIMIT_BYTES
+        start = message["offset"]
+        for place, (name, value) in enumerate(shown[start : start + message["limit"]], start):
+            entry = _entry(name, value, message["chars"])
+            room -= len(json.dumps(entry))
+            if room < 0 or (place % _CHECKED_EVERY == 0 and place > start and deadline.is_over()):
+                break
+            answer["items"].append(entry)
+        end = start + len(answer["items"])
+        answer["next"] = end if answer["items"] and end < len(shown) else None
+    return answer
+
+
+def answer_rows(names: Any, hidden: Any, message: "dict[str, Any]") -> "dict[str, Any]":
+    """Return a page of rows of one variable; `problem` says why there is none."""
+    answer: dict[str, Any] = {"type": "rows", "name": message["name"], "problem": "", "kind": ""}
+    with undisturbed():
+        found = [value for name, value in _shown(names, hidden) if name == message["name"]]
+        if not found:
+            return {**answer, "problem": "missing"}
+        value = found[0]
+        answer["kind"] = type_name(type(value))
+        try:
+            deadline = Deadline(LIMIT_S)
+            table = tables.table_of(value)
+            if table is None:
+                return {**answer, "problem": "no rows"}
+            page = table.page(message, deadline)
+        except Unreadable as reason:
+            return {**answer, "problem": "unreadable", "reason": str(reason)[:500]}
+        except Exception as error:
+            # A thread changes it meanwhile, or it is not what its class says.
+            return {**answer, "problem": "unreadable", "reason": f"it could not be read ({type_name(type(error))})"}
+        return {**answer, **_within(page), "total_rows": table.rows, "total_columns": table.columns}
+
+
+def _within(page: "dict[str, Any]") -> "dict[str, Any]":
+    """Return as many rows of a page as an answer has room for, and at least one."""
+    room = LIMIT_BYTES - len(json.dumps(page["columns"]))
+    count = 0
+    for label, row in zip(page["labels"], page["rows"]):  # noqa: B905 - Python 3.9
+        room -= len(json.dumps([label, row]))
+        if room < 0 and count:
+            break
+        count += 1
+    return {**page, "labels": page["labels"][:count], "rows": page["rows"][:count]}
+
+
+def _shown(names: Any, hidden: Any) -> "Iterator[tuple[str, Any]]":
+    """Yield the session's variables, as its results name them: none of IPython's, none that begins with `_`."""
+    if type(names) is not dict or type(hidden) is not dict:
+        return
+    unseen = {name for name in [*hidden] if type(name) is str}
+    # One step in C, so that no thread of the session can change the dictionary meanwhile.
+    for name, value in [*names.items()]:
+        if type(name) is str and name not in unseen and not name.startswith("_") and len(name) <= LONGEST_NAME:
+            yield name, value
+
+
+def _entry(name: str, value: Any, chars: int) -> "dict[str, Any]":
+    kind = type(value)
+    entry: dict[str, Any] = {"name": name, "type": type_name(kind)}
+    try:
+        entry["shape"] = tables.shape_of(value)
+        entry["length"] = length_of(value)
+        size = tables.bytes_of(value)
+        entry["size_bytes"] = size_of(value) if size is None else size
+        entry["value"] = plain_text(value, chars) if value is not None else "None"
+        entry["is_cut"] = kind is str and (entry["length"] or 0) > chars
+        entry["has_rows"] = tables.is_table(value)
+    except Exception:
+        entry["has_rows"] = False  # not what its class says, or changed by a thread meanwhile
+    return entry
