@@ -9,7 +9,7 @@ import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field, JsonValue
 
@@ -25,6 +25,10 @@ from belljar.models import (
     ToolCall,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from belljar.monitor.packages import PackageList
+    from belljar.monitor.variables import TableRows, VariableList
 
 MOST_ITEMS = 200
 """The most items of one page of a list."""
@@ -379,6 +383,29 @@ class Monitor(Protocol):
         """Return the content of a file of a session."""
         ...
 
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+        """Return variables of a session. A busy or sleeping one tells the names on record."""
+        ...
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> TableRows:
+        """Return rows of a variable that is a table; `order` is POSITION:asc or POSITION:desc. `Busy` while a cell runs."""
+        ...
+
+    async def packages(self, access: Access, session_id: str) -> PackageList:
+        """Return the packages that a session's code can import."""
+        ...
+
     async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
         """Return the questions that wait for a person, or those that were answered."""
         ...
@@ -403,6 +430,10 @@ class Monitor(Protocol):
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:
         """Queue a cell under the caller's name; return its execution id."""
+        ...
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """Queue a cell under the caller's name that installs packages; return its execution id."""
         ...
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:

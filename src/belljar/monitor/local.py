@@ -12,6 +12,7 @@ from typing import Literal, cast
 from pydantic import JsonValue
 
 from belljar.control import server_sockets
+from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution, make_cell
 from belljar.executions.inbox import InboxQuestion
@@ -44,7 +45,9 @@ from belljar.monitor.base import (
 from belljar.monitor.following import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, SessionRow, parsed_place
 from belljar.monitor.notebooks import notebook_file
+from belljar.monitor.packages import PackageList, installing_cell, listed_packages
 from belljar.monitor.usage import UsageSampler
+from belljar.monitor.variables import MOST_LISTED, TableRows, VariableList, listed_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
 from belljar.policy.decision_log import FILE as DECISIONS
 from belljar.sessions.closer import DAY_S
@@ -291,6 +294,36 @@ class LocalMonitor:
         workspace = await self._workspace(access, session_id)
         return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
 
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+        """See `Monitor`."""
+        row, live = await self._row(access, session_id), self._live(session_id)
+        names = [*live.session_kernel.variables] if live else row.variables
+        return await listed_variables(live, row.state, names, max(0, offset), min(max(1, limit), MOST_LISTED))
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> TableRows:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        part = table_part(offset, limit, first_column, columns, order)
+        return await table_rows(self._live(session_id), name, part)
+
+    async def packages(self, access: Access, session_id: str) -> PackageList:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        folders, name = self._registry.look(session_id, row.principal)
+        environment = self._registry.environments.find_ready(name)
+        return await asyncio.to_thread(listed_packages, name, folders.layer, environment)
+
     async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
@@ -362,6 +395,14 @@ class LocalMonitor:
         execution = session.submit(cell, key)
         self._registry.journal.commit()
         return execution.id
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """See `Monitor`."""
+        code = installing_cell(requirements)
+        row = await self._row(access, session_id)
+        if row.environment.startswith(KERNEL_PREFIX):
+            await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
+        return await self.run_cell(access, session_id, code)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""

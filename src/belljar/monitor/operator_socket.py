@@ -30,6 +30,8 @@ from belljar.monitor.base import (
     SessionEntry,
     SessionFilter,
 )
+from belljar.monitor.packages import PackageList
+from belljar.monitor.variables import TableRows, VariableList
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 bytes_form: Final[TypeAdapter[bytes]] = TypeAdapter(bytes, config=_BYTES)
@@ -52,9 +54,13 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "calls": list[CallEntry],
         "decisions": list[dict[str, JsonValue]],
         "files": FileListing,
+        "variables": VariableList,
+        "rows": TableRows,
+        "packages": PackageList,
         "questions": list[QuestionEntry],
         "create": SessionEntry,
         "run_cell": str,
+        "install": str,
         "interrupt": list[str],
         "fork": SessionFork,
         "rewind": Rewinding,

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 if TYPE_CHECKING:
-    from belljar.surfaces.rest import Operation
+    from belljar.surfaces.api_operations import Operation
 
 _PART = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REFUSALS = {

@@ -9,11 +9,10 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -34,11 +33,10 @@ from belljar.errors import (
     SessionNotFound,
     TooLarge,
     Unauthorized,
+    VariableMissing,
 )
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
-    MOST_ITEMS,
-    Access,
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -54,6 +52,8 @@ from belljar.monitor.base import (
     SessionEntry,
     SessionFilter,
 )
+from belljar.surfaces.api_operations import CURSOR, LIMIT, ApiCall, Operation, Parameter
+from belljar.surfaces.api_variables import package_operations, variable_operations
 from belljar.surfaces.event_streams import StreamShares, TooManyStreams, event_stream
 
 PREFIX: Final = "/api/v1"
@@ -62,6 +62,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     SessionNotFound: 404,
     ExecutionNotFound: 404,
     FileMissing: 404,
+    VariableMissing: 404,
     Unauthorized: 401,
     QuestionNotFound: 404,
     QuestionClosed: 409,
@@ -178,71 +179,6 @@ class Questions(Model):
     items: list[QuestionEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter in the query of an operation."""
-
-    meaning: str
-    default: str | int = ""
-    least: int = 0
-    most: int = 2**31
-
-    def read(self, name: str, text: str | None) -> str | int:
-        """Return the value, or refuse one of another form."""
-        if text is None or (text == "" and isinstance(self.default, int)):
-            return self.default
-        if isinstance(self.default, str):
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
-            raise InvalidArgument(
-                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
-            )
-        return int(text)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Return its JSON Schema."""
-        if isinstance(self.default, str):
-            return {"type": "string", "default": self.default}
-        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
-
-
-LIMIT: Final = Parameter("How many items at most", 50, 1, MOST_ITEMS)
-CURSOR: Final = Parameter("The `next` of the page before")
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """One request, checked as far as its operation says."""
-
-    request: Request
-    access: Access
-    query: dict[str, Any]
-    body: Any = None
-
-    def path(self, name: str) -> str:
-        """Return a part of the path."""
-        return str(self.request.path_params[name])
-
-
-Handler = Callable[[ApiCall], Awaitable[Model | Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One line of the table."""
-
-    method: str
-    path: str
-    summary: str
-    handler: Handler
-    answer: type[BaseModel] | None = None
-    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
-    body: type[BaseModel] | None = None
-    status: int = 200
-    media: str = "application/json"
-
-
 class RestApi:
     """The operations over one monitor."""
 
@@ -304,6 +240,8 @@ class RestApi:
             Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=_BYTES),
             Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
+            *variable_operations(monitor),
+            *package_operations(monitor),
             Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_BYTES),
             Operation(
                 "GET",

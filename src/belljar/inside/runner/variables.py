@@ -9,6 +9,7 @@ Nothing of the session runs, nothing of it changes, and an answer is bounded in 
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from . import tables
@@ -24,7 +25,7 @@ _CHECKED_EVERY = 50
 def answer_variables(names: Any, hidden: Any, message: "dict[str, Any]") -> "dict[str, Any]":
     """Return some of the variables: name, type, length or shape, size, and the value if it is of a plain type."""
     answer: dict[str, Any] = {"type": "variables", "items": [], "total": 0, "next": None}
-    with undisturbed():
+    with undisturbed(), suppress(Exception):
         shown = [*_shown(names, hidden)]
         answer["total"] = len(shown)
         deadline, room = Deadline(LIMIT_S), LIMIT_BYTES
