@@ -155,7 +155,7 @@ class Pages:
         found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
         live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
         others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
-        return await self._page(
+        return await self.page(
             "sessions.html",
             request,
             live=live,
@@ -180,7 +180,7 @@ class Pages:
         views = await self.views(access, entries, detail)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
-        return await self._page(
+        return await self.page(
             "session.html",
             request,
             session=detail,
@@ -210,7 +210,7 @@ class Pages:
         session_id = str(request.path_params["session_id"])
         detail = await self._monitor.session(access, session_id)
         found = await self._monitor.files(access, session_id, after=request.query_params.get("after", "")[:4_096])
-        return await self._page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
+        return await self.page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
 
     async def timeline(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
@@ -220,7 +220,7 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
         cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
-        return await self._page("timeline.html", request, session=detail, cells=cells, next=found.next)
+        return await self.page("timeline.html", request, session=detail, cells=cells, next=found.next)
 
     # Questions
 
@@ -229,13 +229,14 @@ class Pages:
         access: Access = request.state.access
         ended = await self._monitor.questions(access, "ended")
         questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
-        return await self._page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
+        return await self.page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
 
     def question(self, entry: QuestionEntry) -> str:
         """Return a question as a part of the inbox."""
         return render("_question.html", question=QuestionView.of(entry), **_helpers())
 
-    async def _page(self, template: str, request: Request, **values: Any) -> Response:
+    async def page(self, template: str, request: Request, **values: Any) -> Response:
+        """Answer with a page that a template makes of these values."""
         access: Access = request.state.access
         waiting = len(await self._monitor.questions(access))
         page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
@@ -252,7 +253,7 @@ class Pages:
         place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
         text = query.get("q", "")[:200]
         lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
-        return await self._page(
+        return await self.page(
             "execution.html",
             request,
             cell=CellView(entry, [], code_markup(entry.code)),
@@ -265,13 +266,13 @@ class Pages:
 
     async def decisions(self, request: Request) -> Response:
         """Answer `/console/decisions`."""
-        return await self._page(
+        return await self.page(
             "decisions.html", request, decisions=await self._monitor.decisions(request.state.access, limit=200)
         )
 
     async def health(self, request: Request) -> Response:
         """Answer `/console/health`."""
-        return await self._page("health.html", request, health=await self._monitor.health(request.state.access))
+        return await self.page("health.html", request, health=await self._monitor.health(request.state.access))
 
     # Cells
 

@@ -383,7 +383,7 @@ class Monitor(Protocol):
         """Return the content of a file of a session."""
         ...
 
-    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> "VariableList":
         """Return variables of a session. A busy or sleeping one tells the names on record."""
         ...
 
@@ -398,11 +398,11 @@ class Monitor(Protocol):
         first_column: int = 0,
         columns: int = 30,
         order: str = "",
-    ) -> TableRows:
-        """Return rows of a variable that is a table; `order` is POSITION:asc or POSITION:desc. `Busy` while a cell runs."""
+    ) -> "TableRows":
+        """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs."""
         ...
 
-    async def packages(self, access: Access, session_id: str) -> PackageList:
+    async def packages(self, access: Access, session_id: str) -> "PackageList":
         """Return the packages that a session's code can import."""
         ...
 

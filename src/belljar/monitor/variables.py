@@ -10,6 +10,16 @@ from belljar.sessions.session import Session
 from belljar.sessions.variables import NoLook, look_at_rows, look_at_variables
 
 MOST_LISTED: Final = 1_000
+__all__ = [
+    "MOST_COLUMNS",
+    "MOST_LISTED",
+    "MOST_ROWS",
+    "TableRows",
+    "VariableList",
+    "listed_variables",
+    "table_part",
+    "table_rows",
+]
 _ORDER: Final = re.compile(r"([0-9]{1,9}):(asc|desc)")
 _TABLES: Final = "DataFrames, Series, arrays with one or two dimensions, and lists of dictionaries have rows"
 

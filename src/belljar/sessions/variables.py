@@ -31,7 +31,7 @@ async def look_at_variables(session: Session, offset: int, limit: int) -> Variab
     async with _between_cells(session) as kernel:
         if isinstance(kernel, str):
             return kernel
-        found = await _answered(kernel.variables(offset, limit, _asked_chars(session)))
+        found = await _answered(session, kernel.variables(offset, limit, _asked_chars(session)))
     if found is None:
         return "busy"
     texts = [text for item in found.items for text in (item.name, item.type, item.value or "")]
@@ -51,7 +51,7 @@ async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePag
     async with _between_cells(session) as kernel:
         if isinstance(kernel, str):
             return kernel
-        page = await _answered(kernel.rows(name, replace(part, chars=_asked_chars(session))))
+        page = await _answered(session, kernel.rows(name, replace(part, chars=_asked_chars(session))))
     if page is None:
         return "busy"
     names = [column.name for column in page.columns]
@@ -91,11 +91,12 @@ async def _between_cells(session: Session) -> AsyncGenerator[VariableKernel | No
         session.turn.release()
 
 
-async def _answered(asked: Awaitable[_Answer | None]) -> _Answer | None:
-    """Return the kernel's answer; None when it has died meanwhile, which the next cell reports."""
+async def _answered(session: Session, asked: Awaitable[_Answer | None]) -> _Answer | None:
+    """Return the kernel's answer; None when it has died meanwhile. The next cell reports that, and why."""
     try:
         return await asked
-    except KernelDied:
+    except KernelDied as death:
+        session.session_kernel.ended_by = death.message
         return None
 
 

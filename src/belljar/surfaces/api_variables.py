@@ -6,11 +6,10 @@ from typing import Final
 from pydantic import Field
 
 from belljar.errors import InvalidArgument
-from belljar.kernels.variables import MOST_COLUMNS, MOST_ROWS
 from belljar.models import Model
 from belljar.monitor.base import Monitor
 from belljar.monitor.packages import MOST_REQUIREMENTS, PackageList
-from belljar.monitor.variables import MOST_LISTED, TableRows, VariableList
+from belljar.monitor.variables import MOST_COLUMNS, MOST_LISTED, MOST_ROWS, TableRows, VariableList
 from belljar.surfaces.api_operations import ApiCall, Operation, Parameter
 
 _SESSION: Final = "/sessions/{session_id}"
@@ -100,7 +99,7 @@ def package_operations(monitor: Monitor) -> list[Operation]:
         Operation(
             "POST",
             path,
-            "Install packages, by a cell of the caller's",
+            "Install packages by a cell",
             install,
             Installing,
             body=NewPackages,

@@ -216,7 +216,7 @@ def plain_text(value: Any, chars: int) -> "str | None":
     if kind is int:
         bits = value.bit_length()
         return repr(value) if bits <= MOST_DIGIT_BITS else f"(an integer of {bits:,} bits)"
-    if is_static(kind) and module_of(kind) == "numpy" and type_name(_class_mro(kind)[-2]) == "generic":
+    if is_static(kind) and module_of(kind) == "numpy" and "generic" in map(type_name, _class_mro(kind)):
         item = compiled_method(kind, "item")
         inner = item(value) if item is not None else None
         return plain_text(inner, chars) if is_one_of(type(inner), (str, bool, int, float)) else None

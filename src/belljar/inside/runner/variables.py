@@ -22,11 +22,11 @@ LONGEST_NAME = 200
 _CHECKED_EVERY = 50
 
 
-def answer_variables(names: Any, hidden: Any, message: "dict[str, Any]") -> "dict[str, Any]":
+def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
     """Return some of the variables: name, type, length or shape, size, and the value if it is of a plain type."""
     answer: dict[str, Any] = {"type": "variables", "items": [], "total": 0, "next": None}
     with undisturbed(), suppress(Exception):
-        shown = [*_shown(names, hidden)]
+        shown = [*_shown(shell)]
         answer["total"] = len(shown)
         deadline, room = Deadline(LIMIT_S), LIMIT_BYTES
         start = message["offset"]
@@ -41,11 +41,11 @@ def answer_variables(names: Any, hidden: Any, message: "dict[str, Any]") -> "dic
     return answer
 
 
-def answer_rows(names: Any, hidden: Any, message: "dict[str, Any]") -> "dict[str, Any]":
+def answer_rows(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
     """Return a page of rows of one variable; `problem` says why there is none."""
     answer: dict[str, Any] = {"type": "rows", "name": message["name"], "problem": "", "kind": ""}
     with undisturbed():
-        found = [value for name, value in _shown(names, hidden) if name == message["name"]]
+        found = [value for name, value in _shown(shell) if name == message["name"]]
         if not found:
             return {**answer, "problem": "missing"}
         value = found[0]
@@ -76,8 +76,14 @@ def _within(page: "dict[str, Any]") -> "dict[str, Any]":
     return {**page, "labels": page["labels"][:count], "rows": page["rows"][:count]}
 
 
-def _shown(names: Any, hidden: Any) -> "Iterator[tuple[str, Any]]":
+def shown_names(shell: Any) -> "Iterator[str]":
+    """Yield the names of the session's variables."""
+    return (name for name, _ in _shown(shell))
+
+
+def _shown(shell: Any) -> "Iterator[tuple[str, Any]]":
     """Yield the session's variables, as its results name them: none of IPython's, none that begins with `_`."""
+    names, hidden = shell.user_ns, shell.user_ns_hidden
     if type(names) is not dict or type(hidden) is not dict:
         return
     unseen = {name for name in [*hidden] if type(name) is str}
