@@ -138,9 +138,9 @@ def caught(what, answer=None):
         open('ran.txt', 'a').write(what + '\\n')
         return answer
     return act
-HOOKS = ('__len__ __repr__ __str__ __sizeof__ __class__ __getattribute__ __getattr__ __dict__ __iter__ __getitem__ __bool__ '
-    '__eq__ __lt__ __hash__ __format__ __array__ __array_interface__ __array_struct__ __array_ufunc__ __array_function__ '
-    '__deepcopy__ __copy__ __reduce_ex__ __reduce__ __float__ __int__ __index__ __dir__ __del__ __instancecheck__ '
+HOOKS = ('__len__ __repr__ __str__ __sizeof__ __class__ __getattribute__ __getattr__ __dict__ __iter__ __getitem__ '
+    '__bool__ __eq__ __lt__ __hash__ __format__ __array__ __array_interface__ __array_struct__ __array_ufunc__ '
+    '__array_function__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __float__ __int__ __index__ __dir__ __del__ __instancecheck__ '
     'shape dtype columns index values iloc _mgr nbytes tolist item').split()
 PROPERTIES = '__class__ __dict__ shape dtype columns index values iloc _mgr nbytes'.split()
 def hooks(name):
