@@ -1,4 +1,4 @@
-"""Variables and packages of live sessions: what a person sees of them, and that looking runs nothing and changes nothing."""
+"""Variables and packages of live sessions: what a person sees of them, and that looking runs and changes nothing."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -129,7 +129,7 @@ WRONG = [
     ("nowhere/rows", 404),
 ]
 
-# Every hook that Python has for code of a class, of a metaclass, of a key, of a library that a cell has changed; each one
+# Every hook that Python has for code of a class, of a metaclass, of a key, of a library that a cell has changed; each
 # says so in a file when it runs.
 HOSTILE = """
 import collections, gc, sys, types, numpy as np, pandas as pd
@@ -140,8 +140,8 @@ def caught(what, answer=None):
     return act
 HOOKS = ('__len__ __repr__ __str__ __sizeof__ __class__ __getattribute__ __getattr__ __dict__ __iter__ __getitem__ '
     '__bool__ __eq__ __lt__ __hash__ __format__ __array__ __array_interface__ __array_struct__ __array_ufunc__ '
-    '__array_function__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __float__ __int__ __index__ __dir__ __del__ __instancecheck__ '
-    'shape dtype columns index values iloc _mgr nbytes tolist item').split()
+    '__array_function__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __float__ __int__ __index__ __dir__ '
+    '__del__ __instancecheck__ shape dtype columns index values iloc _mgr nbytes tolist item').split()
 PROPERTIES = '__class__ __dict__ shape dtype columns index values iloc _mgr nbytes'.split()
 def hooks(name):
     return {hook: property(caught(name + hook)) if hook in PROPERTIES else caught(name + hook, 0) for hook in HOOKS}

@@ -23,12 +23,13 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     Monitor,
     OutputLines,
-    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
 )
 from belljar.monitor.packages import PackageList
 from belljar.monitor.variables import TableRows, VariableList
@@ -41,6 +42,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
     """Return what each method answers with. Built at the first call, because it takes some milliseconds."""
     kinds: dict[str, Any] = {
         "health": Health,
+        "usage": UsageHistory,
         "sessions": EntryPage[SessionEntry],
         "session": SessionDetail,
         "executions": EntryPage[ExecutionEntry],
@@ -57,7 +59,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "variables": VariableList,
         "rows": TableRows,
         "packages": PackageList,
-        "questions": list[QuestionEntry],
+        "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
         "install": str,
@@ -67,7 +69,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "end": None,
         "write_file": None,
         "delete_file": None,
-        "answer": QuestionEntry,
+        "answer": InboxQuestion,
         "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}

@@ -1,17 +1,78 @@
-"""What an operation of the HTTP API is: its line in the table, the parameters in its query, one call of it."""
+"""One operation of the HTTP API: the form of its requests, how they are checked, and how answers and errors are sent.
 
+Knows nothing of what the operations do; `rest.py` has the table of them.
+"""
+
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from belljar.errors import InvalidArgument
+from belljar.errors import (
+    BelljarError,
+    Busy,
+    CodeRejected,
+    CopyRefused,
+    EngineError,
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    KernelDied,
+    NoCheckpoint,
+    QuestionClosed,
+    QuestionNotFound,
+    SessionNotFound,
+    TooLarge,
+    Unauthorized,
+    VariableMissing,
+)
 from belljar.models import Model
 from belljar.monitor.base import MOST_ITEMS, Access
+from belljar.surfaces.event_streams import TooManyStreams
+
+PREFIX: Final = "/api/v1"
+BYTES: Final = "application/octet-stream"
+STREAM: Final = "text/event-stream"
+_STATUSES: Final[dict[type[BelljarError], int]] = {
+    SessionNotFound: 404,
+    ExecutionNotFound: 404,
+    FileMissing: 404,
+    VariableMissing: 404,
+    Unauthorized: 401,
+    QuestionNotFound: 404,
+    QuestionClosed: 409,
+    NoCheckpoint: 409,
+    CodeRejected: 409,
+    Busy: 409,
+    TooManyStreams: 429,
+    KernelDied: 409,
+    CopyRefused: 409,
+    TooLarge: 413,
+    EngineError: 500,
+}
+_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class ProblemDetail(Model):
+    """What is wrong, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class ApiProblem(Model):
+    """The answer to a request that was refused."""
+
+    error: ProblemDetail
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +138,104 @@ class Operation:
     body: type[BaseModel] | None = None
     status: int = 200
     media: str = "application/json"
+
+
+def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of an operation: it checks a request, and turns errors into answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            call = await _checked(operation, request)
+            found = await operation.handler(call)
+        except BelljarError as error:
+            return problem(error)
+        except Exception:
+            log.exception("%s %s failed", operation.method, operation.path)
+            return _response(500, "internal-error", "The server failed; its log has the reason")
+        if isinstance(found, Response):
+            return found
+        if operation.status == 204:
+            return Response(status_code=204)
+        return JSONResponse(found.model_dump(mode="json", by_alias=True), status_code=operation.status)
+
+    return answer
+
+
+# Requests
+
+
+async def _checked(operation: Operation, request: Request) -> ApiCall:
+    query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
+    body = None
+    if operation.body is not None:
+        content = await request_body(request, _MOST_BODY_BYTES)
+        try:
+            body = operation.body.model_validate_json(content or b"{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the body"
+            raise InvalidArgument(
+                f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
+            ) from None
+    return ApiCall(request, request.state.access, query, body)
+
+
+async def request_body(request: Request, most: int) -> bytes:
+    """Return the body of a request, or refuse one that is larger than `most`."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > most:
+            raise TooLarge(f"the body has more than {most:,} bytes")
+    return bytes(parts)
+
+
+# Answers
+
+
+def problem(error: BelljarError) -> Response:
+    """Return the answer about an error."""
+    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 400)
+    return _response(status, error.code, error.message, error.hint)
+
+
+def _response(status: int, code: str, message: str, hint: str = "") -> Response:
+    detail = ProblemDetail(code=code, message=message, hint=hint)
+    return JSONResponse(ApiProblem(error=detail).model_dump(), status_code=status)
+
+
+def refused(status: int, code: str, message: str, hint: str = "", **headers: str) -> Response:
+    """Return the answer of a guard."""
+    response = _response(status, code, message, hint)
+    for name, value in headers.items():
+        response.headers[name.replace("_", "-")] = value
+    return response
+
+
+_UNSAFE_NAME: Final = re.compile(r"[^\w.() -]+", re.ASCII)
+
+
+def attachment(content: bytes, name: str, media_type: str = BYTES) -> Response:
+    """Return bytes of a session as a download: a browser never shows them in our origin."""
+    plain = _UNSAFE_NAME.sub("_", name).strip(". ")[-100:] or "download"
+    encoded = quote(name[-200:].encode(errors="replace"), safe="")
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"
+    return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
+
+
+def ranged(request: Request, content: bytes, name: str) -> Response:
+    """Return bytes of a session as a download, or the range of them that the request asks for."""
+    response = attachment(content, name)
+    response.headers["Accept-Ranges"] = "bytes"
+    wanted = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request.headers.get("range", ""))
+    if wanted is None or wanted[0] == "bytes=-":
+        return response
+    size = len(content)
+    first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
+    last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+    if first > last:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
+    part = attachment(content[first : last + 1], name)
+    part.status_code = 206
+    part.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    return part
