@@ -292,7 +292,7 @@ class KeyColumn(Column):
         return row.get(self._key) if self._are_plain[place] else UNSAFE
 
 
-class Table:
+class TableReader:
     """Rows and columns: how many of both there are, and a column by its place."""
 
     def __init__(self, rows: int, labels: "Column | None", names: Column, column: "Callable[[int], Column]") -> None:
@@ -366,7 +366,7 @@ def dtype_name(dtype: Any) -> str:
 # Which table an object is
 
 
-def table_of(value: Any) -> "Table | None":
+def table_of(value: Any) -> "TableReader | None":
     """Return the table that an object is, or None. Raises `Unreadable` where its library keeps it in an unknown way."""
     if is_ndarray(value):
         return _array_table(value)
@@ -388,19 +388,23 @@ def is_table(value: Any) -> bool:
     return is_of(value, "pandas", "DataFrame", "Series")
 
 
-def _array_table(array: Any) -> Table:
+def _array_table(array: Any) -> TableReader:
     if array.ndim == 1:
         names = array.dtype.names
         if names:
             fields = [str(name) for name in names]
-            return Table(array.shape[0], None, ObjectColumn(fields), lambda place: column_of(array[fields[place]]))
-        return Table(array.shape[0], None, ObjectColumn(["value"]), lambda _: column_of(array))
+            return TableReader(
+                array.shape[0], None, ObjectColumn(fields), lambda place: column_of(array[fields[place]])
+            )
+        return TableReader(array.shape[0], None, ObjectColumn(["value"]), lambda _: column_of(array))
     if array.ndim == 2:
-        return Table(array.shape[0], None, RangeColumn(range(array.shape[1])), lambda place: column_of(array[:, place]))
+        return TableReader(
+            array.shape[0], None, RangeColumn(range(array.shape[1])), lambda place: column_of(array[:, place])
+        )
     raise Unreadable(f"an array with {array.ndim} dimensions has no rows and columns")
 
 
-def _list_table(rows: "list[Any]") -> "Table | None":
+def _list_table(rows: "list[Any]") -> "TableReader | None":
     if not rows or type(rows[0]) is not dict:
         return None
     keys: dict[Any, None] = {}
@@ -410,7 +414,7 @@ def _list_table(rows: "list[Any]") -> "Table | None":
             keys.update((key, None) for key in found if type(key) is str or type(key) is int)
     names = [*itertools.islice(keys, _MOST_KEYS)]
     are_plain: dict[int, bool] = {}
-    return Table(len(rows), None, ObjectColumn(names), lambda place: KeyColumn(rows, names[place], are_plain))
+    return TableReader(len(rows), None, ObjectColumn(names), lambda place: KeyColumn(rows, names[place], are_plain))
 
 
 def _manager(value: Any) -> "tuple[list[Any], tuple[Any, ...]]":
@@ -426,7 +430,7 @@ def _manager(value: Any) -> "tuple[list[Any], tuple[Any, ...]]":
     return axes, blocks
 
 
-def _frame_table(frame: Any) -> Table:
+def _frame_table(frame: Any) -> TableReader:
     axes, blocks = _manager(frame)
     names, labels = index_column(axes[0]), index_column(axes[1])
     located = [(block, _placement(block)) for block in blocks]
@@ -443,7 +447,7 @@ def _frame_table(frame: Any) -> Table:
             raise Unreadable(_UNKNOWN_PANDAS)
         return column_of(compiled_attribute(block, "values", *_BLOCKS), row, labels.length)
 
-    return Table(labels.length, labels, names, column)
+    return TableReader(labels.length, labels, names, column)
 
 
 def _row_in(places: Any, place: int) -> int:
@@ -465,12 +469,12 @@ def _placement(block: Any) -> Any:
     raise Unreadable(_UNKNOWN_PANDAS)
 
 
-def _series_table(series: Any) -> Table:
+def _series_table(series: Any) -> TableReader:
     axes, blocks = _manager(series)
     labels = index_column(axes[0])
     name = cell_text(attribute(series, "_name"), 200) or "value"
     values = compiled_attribute(blocks[0], "values", *_BLOCKS)
-    return Table(labels.length, labels, ObjectColumn([name]), lambda _: column_of(values, 0, labels.length))
+    return TableReader(labels.length, labels, ObjectColumn([name]), lambda _: column_of(values, 0, labels.length))
 
 
 def index_column(index: Any) -> Column:
