@@ -195,6 +195,10 @@ pd.DataFrame = pd.core.frame.DataFrame = Meta('DataFrame', (), hooks('replaced')
 np.ndarray = np.array = np.argsort = caught('numpy')
 frames.iloc = property(caught('iloc')); frames.__len__ = caught('len'); frames.__getitem__ = caught('item')
 type(cells.__dict__['_mgr']).iget_values = caught('iget')
+import builtins, json
+json.dumps = caught('json')
+real_len = builtins.len
+builtins.len = lambda one: (sys._getframe(1).f_code.co_filename.endswith('tables.py') and caught('len')(), real_len(one))[1]
 sys.setprofile(lambda frame, *_: frame.f_code.co_name in ('_entry', 'table_of', 'cell_text') and caught('profile')())
 """
 

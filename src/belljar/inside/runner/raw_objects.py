@@ -9,6 +9,7 @@ asked: a key with the hash of the wanted one would be compared by its own `__eq_
 # What is read has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import builtins
 import gc
 import sys
 import time
@@ -19,6 +20,9 @@ from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
+
+# A copy, for the functions that follow: a cell can put a `len` of its own into the module `builtins`.
+__builtins__ = {**vars(builtins)}
 
 LONGEST_TYPE_NAME = 100
 MOST_DIGIT_BITS = 256

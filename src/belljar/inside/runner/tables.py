@@ -8,6 +8,7 @@ Frames are read where pandas keeps them, in blocks of arrays, because slicing on
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # ruff: noqa: B905 - Python 3.9 has no `strict`
 
+import builtins
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,6 +26,8 @@ from .raw_objects import (
     is_of,
     type_name,
 )
+
+__builtins__ = {**vars(builtins)}  # see `raw_objects`
 
 MOST_SORTED = 1_000_000
 """Numbers and times are sorted up to here, in a few tenths of a second that nothing can interrupt."""

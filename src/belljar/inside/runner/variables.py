@@ -7,19 +7,24 @@ Nothing of the session runs, nothing of it changes, and an answer is bounded in 
 # What is read has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import json
+import builtins
 from collections.abc import Iterator
 from contextlib import suppress
+from json.encoder import encode_basestring
 from typing import Any
 
 from . import tables
 from .raw_objects import Deadline, Unreadable, length_of, plain_text, size_of, type_name, undisturbed
+
+__builtins__ = {**vars(builtins)}  # see `raw_objects`
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 256 * 1024 - 4_096
 """Room is left for the frame around the entries."""
 LONGEST_NAME = 200
 _CHECKED_EVERY = 50
+_ENTRY_BYTES = 250
+"""What the names of an entry's fields and its numbers take at most."""
 
 
 def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
@@ -32,7 +37,7 @@ def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
         start = message["offset"]
         for place, (name, value) in enumerate(shown[start : start + message["limit"]], start):
             entry = _entry(name, value, message["chars"])
-            room -= len(json.dumps(entry))
+            room -= _ENTRY_BYTES + sum(_size(entry.get(key)) for key in ("name", "type", "value"))
             if room < 0 or (place % _CHECKED_EVERY == 0 and place > start and deadline.is_over()):
                 break
             answer["items"].append(entry)
@@ -66,14 +71,21 @@ def answer_rows(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
 
 def _within(page: "dict[str, Any]") -> "dict[str, Any]":
     """Return as many rows of a page as an answer has room for, and at least one."""
-    room = LIMIT_BYTES - len(json.dumps(page["columns"]))
+    room = LIMIT_BYTES - sum(
+        _ENTRY_BYTES + _size(column["name"]) + _size(column["dtype"]) for column in page["columns"]
+    )
     count = 0
     for label, row in zip(page["labels"], page["rows"]):  # noqa: B905 - Python 3.9
-        room -= len(json.dumps([label, row]))
+        room -= _size(label) + sum(map(_size, row)) + 4
         if room < 0 and count:
             break
         count += 1
     return {**page, "labels": page["labels"][:count], "rows": page["rows"][:count]}
+
+
+def _size(text: "str | None") -> int:
+    """Return how many bytes a text takes in an answer, with its quotes and a comma."""
+    return 6 if text is None else 2 + len(encode_basestring(text).encode("utf-8", "replace"))
 
 
 def shown_names(shell: Any) -> "Iterator[str]":
