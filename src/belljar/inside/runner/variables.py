@@ -23,6 +23,7 @@ LIMIT_BYTES = 256 * 1024 - 4_096
 """Room is left for the frame around the entries."""
 LONGEST_NAME = 200
 _CHECKED_EVERY = 50
+_LONG_CHARS = 100
 _ENTRY_BYTES = 250
 """What the names of an entry's fields and its numbers take at most."""
 
@@ -38,6 +39,7 @@ def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
         for place, (name, value) in enumerate(shown[start : start + message["limit"]], start):
             entry = _entry(name, value, message["chars"])
             room -= _ENTRY_BYTES + sum(_size(entry.get(key)) for key in ("name", "type", "value"))
+            room -= 22 * len(entry.get("shape") or ())
             if room < 0 or (place % _CHECKED_EVERY == 0 and place > start and deadline.is_over()):
                 break
             answer["items"].append(entry)
@@ -71,16 +73,25 @@ def answer_rows(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
 
 def _within(page: "dict[str, Any]") -> "dict[str, Any]":
     """Return as many rows of a page as an answer has room for, and at least one."""
-    room = LIMIT_BYTES - sum(
-        _ENTRY_BYTES + _size(column["name"]) + _size(column["dtype"]) for column in page["columns"]
-    )
+    names = _bounded([column["name"] for column in page["columns"]])
+    columns = [{**column, "name": name} for column, name in zip(page["columns"], names)]  # noqa: B905 - Python 3.9
+    room = LIMIT_BYTES - len(columns) * _ENTRY_BYTES - sum(map(_size, names))
     count = 0
     for label, row in zip(page["labels"], page["rows"]):  # noqa: B905 - Python 3.9
         room -= _size(label) + sum(map(_size, row)) + 4
         if room < 0 and count:
             break
         count += 1
-    return {**page, "labels": page["labels"][:count], "rows": page["rows"][:count]}
+    if count == 1:
+        page["rows"][0] = _bounded(page["rows"][0])
+    return {**page, "columns": columns, "labels": page["labels"][:count], "rows": page["rows"][:count]}
+
+
+def _bounded(texts: "list[Any]") -> "list[Any]":
+    """Return the texts of one row; where they are full of signs that take six bytes each, none that is long."""
+    if sum(map(_size, texts)) < LIMIT_BYTES // 3:
+        return texts
+    return ["<long text>" if text is not None and len(text) > _LONG_CHARS else text for text in texts]
 
 
 def _size(text: "str | None") -> int:
