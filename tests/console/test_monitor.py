@@ -8,7 +8,7 @@ import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
+from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
 from belljar.monitor.base import Access, Followed, Happening, Monitor, SessionFilter
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
@@ -61,6 +61,30 @@ async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) ->
     assert b"ZeroDivisionError" in await monitor.notebook(OPERATOR, ran.session_id, "ipynb")
 
 
+async def test_shows_variables_rows_and_packages(monitor: Monitor, agent: Caller) -> None:
+    ran = await agent.execute("rows = [{'n': 3, 's': 'x'}, {'n': 1}, {'n': 2, 's': None}]\ncount = 7")
+    found = await monitor.variables(OPERATOR, ran.session_id)
+    assert (found.state, [(one.name, one.type, one.value) for one in found.items]) == (
+        "live",
+        [("rows", "list", None), ("count", "int", "7")],
+    )
+    second = await monitor.variables(OPERATOR, ran.session_id, offset=1, limit=1)
+    assert ([one.name for one in second.items], second.total, second.next) == (["count"], 2, None)
+    table = await monitor.rows(OPERATOR, ran.session_id, "rows", order="0:desc", limit=2)
+    assert (table.rows, table.labels, table.next) == ([["3", "x"], ["2", None]], ["0", "2"], 2)
+    part = await monitor.rows(OPERATOR, ran.session_id, "rows", offset=2, first_column=1, columns=1)
+    assert ([column.name for column in part.columns], part.rows) == (["s"], [[None]])
+    with pytest.raises(VariableMissing):
+        await monitor.rows(OPERATOR, ran.session_id, "nowhere")
+    for wrong in ({"order": "n"}, {"limit": 501}, {"offset": -1}, {"columns": 0}):
+        with pytest.raises(InvalidArgument):
+            await monitor.rows(OPERATOR, ran.session_id, "rows", **wrong)
+    packages = await monitor.packages(OPERATOR, ran.session_id)
+    assert "numpy" in [one.name for one in packages.items]
+    with pytest.raises(InvalidArgument):
+        await monitor.install(OPERATOR, ran.session_id, ["-r file"])
+
+
 async def test_pages_of_cells_go_on_where_the_last_ended(monitor: Monitor, agent: Caller) -> None:
     session_id = await agent.new_session()
     made = [(await agent.execute(str(number), session_id)).execution_id for number in range(5)]
@@ -92,6 +116,8 @@ async def test_another_owner_sees_what_an_unknown_id_gives(monitor: Monitor, age
         (monitor.session, SessionNotFound, "session", ran.session_id),
         (monitor.executions, SessionNotFound, "session", ran.session_id),
         (monitor.files, SessionNotFound, "session", ran.session_id),
+        (monitor.variables, SessionNotFound, "session", ran.session_id),
+        (monitor.packages, SessionNotFound, "session", ran.session_id),
         (monitor.interrupt, SessionNotFound, "session", ran.session_id),
         (monitor.fork, SessionNotFound, "session", ran.session_id),
         (monitor.end, SessionNotFound, "session", ran.session_id),

@@ -17,6 +17,7 @@ from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
 from belljar.console.pages import Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
+from belljar.console.variables import VariablePages
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.monitor.base import Monitor
 from belljar.settings import Settings
@@ -39,6 +40,7 @@ def console_app(
 ) -> ASGIApp:
     """Return the app for all of `PATHS`; it asks for credentials itself."""
     pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
+    variables = VariablePages(monitor, pages.page)
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
     acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
@@ -52,6 +54,10 @@ def console_app(
         Route("/console/sessions/{session_id}/view", _shown(files.file), methods=["GET"]),
         Route("/console/sessions/{session_id}/picture", _answered(files.picture), methods=["GET"]),
         Route("/console/sessions/{session_id}/calls", _shown(pages.calls), methods=["GET"]),
+        Route("/console/sessions/{session_id}/variables", _shown(variables.variables), methods=["GET"]),
+        Route("/console/sessions/{session_id}/variables/{name:path}", _shown(variables.rows), methods=["GET"]),
+        Route("/console/sessions/{session_id}/packages", _shown(variables.packages), methods=["GET"]),
+        Route("/console/sessions/{session_id}/packages", _shown(variables.install), methods=["POST"]),
         Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
         Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),

@@ -8,7 +8,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -25,6 +25,10 @@ from belljar.models import (
     ToolCall,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from belljar.monitor.packages import PackageList
+    from belljar.monitor.variables import TableRows, VariableList
 
 MOST_ITEMS = 200
 """The most items of one page of a list."""
@@ -397,6 +401,29 @@ class Monitor(Protocol):
         """Return the names that fit at a place in code; none while the session is busy or not live."""
         ...
 
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> "VariableList":
+        """Return variables of a session. A busy or sleeping one tells the names on record."""
+        ...
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> "TableRows":
+        """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs."""
+        ...
+
+    async def packages(self, access: Access, session_id: str) -> "PackageList":
+        """Return the packages that a session's code can import."""
+        ...
+
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """Return the questions that wait for a person, or those that were answered."""
         ...
@@ -421,6 +448,10 @@ class Monitor(Protocol):
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:
         """Queue a cell under the caller's name; return its execution id."""
+        ...
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """Queue a cell under the caller's name that installs packages; return its execution id."""
         ...
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
+from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import make_cell
 from belljar.files.workspace import Workspace
@@ -46,7 +47,9 @@ from belljar.monitor.entries import Entries
 from belljar.monitor.following import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
+from belljar.monitor.packages import PackageList, installing_cell, listed_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
+from belljar.monitor.variables import MOST_LISTED, TableRows, VariableList, listed_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -302,6 +305,36 @@ class LocalMonitor:
             return Completion()
         return Completion(matches=found.matches[:MOST_MATCHES], start=found.start, end=found.end)
 
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+        """See `Monitor`."""
+        row, live = await self._row(access, session_id), self._registry.look_up(session_id)
+        names = live.session_kernel.variables if live else row.variables
+        return await listed_variables(live, row.state, [*names], max(0, offset), min(max(1, limit), MOST_LISTED))
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> TableRows:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        part = table_part(offset, limit, first_column, columns, order)
+        return await table_rows(self._registry.look_up(session_id), name, part)
+
+    async def packages(self, access: Access, session_id: str) -> PackageList:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        folders, name = self._registry.look(session_id, row.principal)
+        environment = self._registry.environments.find_ready(name)
+        return await asyncio.to_thread(listed_packages, name, folders.layer, environment)
+
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
@@ -378,6 +411,14 @@ class LocalMonitor:
         execution = session.submit(cell, key)
         self._registry.journal.commit()
         return execution.id
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """See `Monitor`."""
+        code = installing_cell(requirements)
+        row = await self._row(access, session_id)
+        if row.environment.startswith(KERNEL_PREFIX):
+            await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
+        return await self.run_cell(access, session_id, code)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""

@@ -33,6 +33,8 @@ from belljar.monitor.base import (
     SessionFilter,
     UsageHistory,
 )
+from belljar.monitor.packages import PackageList
+from belljar.monitor.variables import TableRows, VariableList
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 bytes_form: Final[TypeAdapter[bytes]] = TypeAdapter(bytes, config=_BYTES)
@@ -58,9 +60,13 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "files": FileListing,
         "read_part": FilePart,
         "complete": Completion,
+        "variables": VariableList,
+        "rows": TableRows,
+        "packages": PackageList,
         "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
+        "install": str,
         "interrupt": list[str],
         "fork": SessionFork,
         "rewind": Rewinding,

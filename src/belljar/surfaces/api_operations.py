@@ -30,6 +30,7 @@ from belljar.errors import (
     SessionNotFound,
     TooLarge,
     Unauthorized,
+    VariableMissing,
 )
 from belljar.models import Model
 from belljar.monitor.base import MOST_ITEMS, Access
@@ -42,6 +43,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     SessionNotFound: 404,
     ExecutionNotFound: 404,
     FileMissing: 404,
+    VariableMissing: 404,
     Unauthorized: 401,
     QuestionNotFound: 404,
     QuestionClosed: 409,

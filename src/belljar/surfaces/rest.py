@@ -50,6 +50,7 @@ from belljar.surfaces.api_operations import (
     endpoint,
     request_body,
 )
+from belljar.surfaces.api_variables import package_operations, variable_operations
 from belljar.surfaces.event_streams import StreamShares, event_stream
 from belljar.surfaces.file_ranges import file_download
 
@@ -215,6 +216,8 @@ class RestApi:
             Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=BYTES),
             Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
+            *variable_operations(monitor),
+            *package_operations(monitor),
             Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=BYTES),
             Operation(
                 "GET",

@@ -30,7 +30,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from . import comms, fork, gpu, interpreter_state, introspection, relocation
+from . import comms, fork, gpu, interpreter_state, introspection, relocation, variables
 from .channel import Channel
 from .interrupts import Interrupts
 from .pristine import no_traces
@@ -449,8 +449,12 @@ class Runner:
     def _variables(self) -> list[str]:
         # Filter the hidden names in C first, because IPython adds two of them with every cell.
         shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
-        names = (name for name in shown if not name.startswith("_") and len(name) <= LONGEST_NAME)
-        return list(itertools.islice(names, MAX_VARIABLES))
+        names = (name for name in shown if type(name) is str and not name.startswith("_") and len(name) <= LONGEST_NAME)
+        try:
+            return list(itertools.islice(names, MAX_VARIABLES))
+        except Exception:
+            # A key that is no text, and whose `__hash__` or `__eq__` raises.
+            return list(itertools.islice(variables.shown_names(self.shell), MAX_VARIABLES))
 
     def _on_rehearse(self, message: dict[str, Any]) -> None:
         direct_outputs(self.shell, lambda _message: None)
@@ -476,6 +480,14 @@ class Runner:
 
     def _on_check(self, message: dict[str, Any]) -> None:
         self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
+
+    def _on_variables(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_variables(self.shell, message)
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_rows(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_rows(self.shell, message)
+        self.channel.send({**answer, "id": message["id"]})
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None, None, None]:
