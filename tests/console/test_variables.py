@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from calls import held, until_said
+from calls import Caller, held, until_said
 from consoles import Place, events, opened_place
 
 from belljar.environments import Environment
@@ -17,24 +21,39 @@ pytestmark = pytest.mark.anyio
 BOB = "bob-" + "b" * 30
 
 
+@dataclass
+class Looker:
+    """An agent's server, and an operator who looks at its sessions, signed in once."""
+
+    place: Place
+    operator: httpx.AsyncClient
+
+    @property
+    def agent(self) -> Caller:
+        return self.place.agent
+
+    async def get(self, path: str, status: int = 200, **query: Any) -> dict[str, Any]:
+        answer = await self.operator.get(f"/api/v1/sessions/{path}", params=query or None)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def listed(self, session_id: str) -> dict[str, dict[str, Any]]:
+        return {item["name"]: item for item in (await self.get(f"{session_id}/variables"))["items"]}
+
+
+@asynccontextmanager
+async def looking(environment: Environment, folder: Path, **chosen: Any) -> AsyncGenerator[Looker]:
+    async with opened_place(environment, folder, **chosen) as place, place.operator() as operator:
+        yield Looker(place, operator)
+
+
 @pytest.fixture(scope="module")
-async def place(
+async def looker(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Place]:
+) -> AsyncGenerator[Looker]:
     folder = tmp_path_factory.mktemp("variables")
-    async with opened_place(default_environment, folder, api_keys=[f"bob:sha256:{hash_key(BOB)}"]) as opened:
+    async with looking(default_environment, folder, api_keys=[f"bob:sha256:{hash_key(BOB)}"]) as opened:
         yield opened
-
-
-async def get(place: Place, path: str, status: int = 200, **query: Any) -> dict[str, Any]:
-    async with place.operator() as browser:
-        answer = await browser.get(f"/api/v1/sessions/{path}", params=query or None)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-async def listed(place: Place, session_id: str) -> dict[str, dict[str, Any]]:
-    return {item["name"]: item for item in (await get(place, f"{session_id}/variables"))["items"]}
 
 
 PLAIN = """
@@ -59,11 +78,11 @@ records = [{'name': 'Ada', 'born': 1815}, {'name': 'Alan', 'city': 'London'}]
 """
 
 
-async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(place: Place) -> None:
-    ran = await place.agent.execute(PLAIN)
+async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(looker: Looker) -> None:
+    ran = await looker.agent.execute(PLAIN)
     assert ran.success, ran.error
     session_id = ran.session_id
-    shown = await listed(place, session_id)
+    shown = await looker.listed(session_id)
     values = {name: item["value"] for name, item in shown.items() if item["value"] is not None}
     assert values == {
         "text": "hello",
@@ -81,7 +100,7 @@ async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(place: Place)
     assert {name for name, item in shown.items() if item["has_rows"]} == tables
 
     path = f"{session_id}/variables"
-    frame = await get(place, f"{path}/frame/rows")
+    frame = await looker.get(f"{path}/frame/rows")
     assert [(column["name"], column["kind"]) for column in frame["columns"]] == [
         ("city", "text"),
         ("people", "number"),
@@ -94,23 +113,23 @@ async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(place: Place)
     assert frame["rows"][0] == ["Oslo", "709037", "0.25", "2024-05-01T12:00:00", "S", "1.10"]
     assert frame["rows"][1] == [None, "5", "nan", None, "L", "2"]
     assert [row[5] for row in frame["rows"][2:]] == ["list of 2", "2024-01-02"]
-    orders = {order: (await get(place, f"{path}/frame/rows", order=order))["labels"] for order in SORTED}
+    orders = {order: (await looker.get(f"{path}/frame/rows", order=order))["labels"] for order in SORTED}
     assert orders == SORTED
-    assert (await get(place, f"{path}/series/rows", order="0:asc"))["labels"] == ["1", "2", "0"]
-    assert (await get(place, f"{path}/deep/rows"))["labels"] == ["x, 1", "y, 2"]
-    grid = await get(place, f"{path}/grid/rows", columns="1:3")
+    assert (await looker.get(f"{path}/series/rows", order="0:asc"))["labels"] == ["1", "2", "0"]
+    assert (await looker.get(f"{path}/deep/rows"))["labels"] == ["x, 1", "y, 2"]
+    grid = await looker.get(f"{path}/grid/rows", columns="1:3")
     assert ([column["position"] for column in grid["columns"]], grid["rows"]) == ([1, 2], [["1", "2"], ["4", "5"]])
-    end = await get(place, f"{path}/million/rows", offset=9_999_998, limit=500)
+    end = await looker.get(f"{path}/million/rows", offset=9_999_998, limit=500)
     assert (end["rows"], end["total_rows"], end["next"]) == ([["9999998.0"], ["9999999.0"]], 10_000_000, None)
-    wide = await get(place, f"{path}/wide/rows", columns="9990:10000", limit=1)
+    wide = await looker.get(f"{path}/wide/rows", columns="9990:10000", limit=1)
     assert ([column["name"] for column in wide["columns"]][-1], wide["total_columns"]) == ("9999", 10_000)
     assert wide["next"] == 1
-    records = await get(place, f"{path}/records/rows", order="1:desc")
+    records = await looker.get(f"{path}/records/rows", order="1:desc")
     assert records["rows"] == [["Ada", "1815", None], ["Alan", None, "London"]]
-    escaped = await get(place, f"{path}/escaped/rows", columns="0:100")
+    escaped = await looker.get(f"{path}/escaped/rows", columns="0:100")
     assert (escaped["rows"], escaped["next"]) == ([["<long text>"] * 100], 1)
     for query, status in WRONG:
-        await get(place, f"{path}/{query}", status)
+        await looker.get(f"{path}/{query}", status)
 
 
 SORTED = {
@@ -209,16 +228,17 @@ sys.setprofile(lambda frame, *_: frame.f_code.co_name in ('_entry', 'table_of', 
 """
 
 
-async def test_looking_runs_no_code_of_the_session(place: Place) -> None:
-    ran = await place.agent.execute(HOSTILE)
+async def test_looking_runs_no_code_of_the_session(looker: Looker) -> None:
+    ran = await looker.agent.execute(HOSTILE)
     assert ran.success, ran.error
     session_id = ran.session_id
-    ran = await place.agent.execute(CHANGED, session_id)
+    ran = await looker.agent.execute(CHANGED, session_id)
     assert ran.success, ran.error
-    await place.agent.execute("open('ran.txt', 'w').close()", session_id)
-    before = (await place.agent.execute("import os; sorted(k for k in globals() if type(k) is str)", session_id)).result
+    await looker.agent.execute("open('ran.txt', 'w').close()", session_id)
+    names = "sorted(k for k in globals() if type(k) is str and k[0] != '_')"
+    before = (await looker.agent.execute(names, session_id)).result
 
-    shown = await listed(place, session_id)
+    shown = await looker.listed(session_id)
     types = {name: shown[name]["type"] for name in ("thing", "one", "lists", "sub", "cells", "fake", "named")}
     assert types == {
         "thing": "Thing",
@@ -234,79 +254,78 @@ async def test_looking_runs_no_code_of_the_session(place: Place) -> None:
         (None, None, False)
     }
     path = f"{session_id}/variables"
-    cells = await get(place, f"{path}/cells/rows", order="0:asc")
+    cells = await looker.get(f"{path}/cells/rows", order="0:asc")
     assert sorted(map(str, cells["rows"])) == ["['7', 'x']", "['<Plain>', '<Thing>']", "['<Thing>', None]"]
-    index = await get(place, f"{path}/index/rows")
+    index = await looker.get(f"{path}/index/rows")
     assert (index["labels"], index["columns"][0]["name"]) == (["<Plain>", "b"], "<MyText>")
-    assert (await get(place, f"{path}/keyed/rows"))["rows"] == [["<keys of other types>"]]
+    assert (await looker.get(f"{path}/keyed/rows"))["rows"] == [["<keys of other types>"]]
     for name in ("fake", "faked", "sub", "array", "thing"):
-        await get(place, f"{path}/{name}/rows", 400)
+        await looker.get(f"{path}/{name}/rows", 400)
 
-    assert (await place.agent.execute("open('ran.txt').read()", session_id)).result == "''"
-    after = (await place.agent.execute("sorted(k for k in globals() if type(k) is str)", session_id)).result
-    assert after == before
+    assert (await looker.agent.execute("open('ran.txt').read()", session_id)).result == "''"
+    assert (await looker.agent.execute(names, session_id)).result == before
     # And the file is written when one of them does run.
-    assert "thing__len__" in (await place.agent.execute("len(thing); open('ran.txt').read()", session_id)).result
+    assert "thing__len__" in (await looker.agent.execute("len(thing); open('ran.txt').read()", session_id)).result
 
 
-async def test_looking_neither_uses_wakes_nor_waits_for_a_session(place: Place) -> None:
-    session_id = await place.agent.new_session()
-    fresh = await get(place, f"{session_id}/variables")
+async def test_looking_neither_uses_wakes_nor_waits_for_a_session(looker: Looker) -> None:
+    session_id = await looker.agent.new_session()
+    fresh = await looker.get(f"{session_id}/variables")
     assert (fresh["state"] in ("not started", "live"), fresh["items"]) == (True, [])  # one may wait in the pool
-    await place.agent.execute("x = 1\nnames = globals()\nfor n in range(100_000): names[f'v{n}'] = n", session_id)
-    session = place.runtime.sessions.look_up(session_id)
+    await looker.agent.execute("x = 1\nnames = globals()\nfor n in range(100_000): names[f'v{n}'] = n", session_id)
+    session = looker.place.runtime.sessions.look_up(session_id)
     assert session is not None
     used_at, count = session.lease.used_at, session.count
     began = time.monotonic()
-    first = await get(place, f"{session_id}/variables", limit=1000)
+    first = await looker.get(f"{session_id}/variables", limit=1000)
     assert time.monotonic() - began < 10
     assert (first["total"], first["items"][0]["name"], first["next"]) == (100_003, "x", 1000)
-    last = await get(place, f"{session_id}/variables", offset=100_002)
+    last = await looker.get(f"{session_id}/variables", offset=100_002)
     assert ([item["name"] for item in last["items"]], last["next"]) == (["v99999"], None)
     assert (session.lease.used_at, session.count, session.watchers) == (used_at, count, set())
     assert session.is_idle
 
-    running = await place.agent.execute(held("go"), session_id, wait_s=0)
-    await until_said(place.runtime, running.execution_id, "held")
-    busy = await get(place, f"{session_id}/variables")
+    running = await looker.agent.execute(held("go"), session_id, wait_s=0)
+    await until_said(looker.place.runtime, running.execution_id, "held")
+    busy = await looker.get(f"{session_id}/variables")
     assert (busy["state"], busy["items"][0]["name"], busy["items"][0]["type"]) == ("busy", "x", "")
     assert "look again" in busy["note"]
-    refused = await get(place, f"{session_id}/variables/x/rows", 409)
+    refused = await looker.get(f"{session_id}/variables/x/rows", 409)
     assert refused["error"]["code"] == "busy"
-    await place.agent.release(session_id, "go")
-    await place.agent.ended(running.execution_id)
+    await looker.agent.release(session_id, "go")
+    await looker.agent.ended(running.execution_id)
 
 
 async def test_a_sleeping_session_tells_its_names_and_sleeps_on(
     default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("asleep")
-    async with opened_place(default_environment, folder, hibernate=True) as place:
-        ran = await place.agent.execute("kept = 1")
-        session = place.runtime.sessions.look_up(ran.session_id)
+    async with looking(default_environment, folder, hibernate=True) as looker:
+        ran = await looker.agent.execute("kept = 1")
+        session = looker.place.runtime.sessions.look_up(ran.session_id)
         assert session is not None
-        await place.runtime.sessions.closer.retire(session, "was idle")
-        told = await get(place, f"{ran.session_id}/variables")
+        await looker.place.runtime.sessions.closer.retire(session, "was idle")
+        told = await looker.get(f"{ran.session_id}/variables")
         assert (told["state"], [item["name"] for item in told["items"]]) == ("asleep", ["kept"])
         assert "does not wake" in told["note"]
-        assert (await get(place, f"{ran.session_id}/variables/kept/rows", 409))["error"]["message"]
-        assert (await get(place, f"{ran.session_id}/packages"))["pins"] == []
-        assert place.runtime.sessions.look_up(ran.session_id) is None
+        assert (await looker.get(f"{ran.session_id}/variables/kept/rows", 409))["error"]["message"]
+        assert (await looker.get(f"{ran.session_id}/packages"))["pins"] == []
+        assert looker.place.runtime.sessions.look_up(ran.session_id) is None
 
 
-async def test_a_runner_that_lies_about_variables_is_cut_off(place: Place) -> None:
-    session_id = await place.agent.new_session()
+async def test_a_runner_that_lies_about_variables_is_cut_off(looker: Looker) -> None:
+    session_id = await looker.agent.new_session()
     lie = (
         "import sys\n"
         "runner = next(module for name, module in sys.modules.items() if name.endswith('runner.variables'))\n"
         "runner.answer_variables = lambda *_: {'type': 'variables', 'total': 1, 'items': "
         "[{'name': 'n' * 150, 'type': 't', 'value': 'v' * 900}] * 1000}"
     )
-    await place.agent.execute(lie, session_id)
+    await looker.agent.execute(lie, session_id)
     assert MOST_LOOK_BYTES < 1000 * 1000
-    told = await get(place, f"{session_id}/variables")
+    told = await looker.get(f"{session_id}/variables")
     assert told["state"] == "busy"
-    after = await place.agent.execute("1", session_id)
+    after = await looker.agent.execute("1", session_id)
     assert after.success
     assert "bytes about variables" in "".join(after.output)
 
@@ -319,47 +338,46 @@ async def test_personal_data_stays_tokens(
     policy.write_text(
         '[privacy]\nhide = ["email"]\nwhere = ["outputs"]\n[[output]]\ntext = "s3cret"\nreplace = "[hidden]"\n'
     )
-    async with opened_place(default_environment, folder, policy=str(policy)) as place:
+    async with looking(default_environment, folder, policy=str(policy)) as looker:
         rows = "rows = [{'who': 'x' * 190 + ' ada.lovelace@example.com'}]"
         code = f"mail = 'ada.lovelace@example.com'\n{rows}\nkey = 's3cret'"
-        ran = await place.agent.execute(code)
+        ran = await looker.agent.execute(code)
         assert ran.success, ran.error
-        shown = await listed(place, ran.session_id)
+        shown = await looker.listed(ran.session_id)
         assert "ada" not in str(shown)
         assert shown["key"]["value"] == "[hidden]"
-        rows = await get(place, f"{ran.session_id}/variables/rows/rows")
+        rows = await looker.get(f"{ran.session_id}/variables/rows/rows")
         assert "ada" not in str(rows)
         assert rows["rows"][0][0].startswith("x" * 190)
 
 
-async def test_packages_are_listed_and_installed_as_a_person(place: Place) -> None:
-    ran = await place.agent.execute("1")
+async def test_packages_are_listed_and_installed_as_a_person(looker: Looker) -> None:
+    ran = await looker.agent.execute("1")
     session_id = ran.session_id
-    packages = await get(place, f"{session_id}/packages")
+    packages = await looker.get(f"{session_id}/packages")
     found = {(item["name"], item["origin"]) for item in packages["items"]}
     assert ("pandas", "environment") in found
     assert packages["pins"] == []
-    async with place.operator() as browser:
-        path = f"/api/v1/sessions/{session_id}/packages"
-        for wrong in ([], ["--index-url=x"], ["git+https://x"], ["a; echo {x}"], ["pandas; os_name == '{1}'"]):
-            assert (await browser.post(path, json={"packages": wrong})).status_code == 400, wrong
-        queued = await browser.post(path, json={"packages": ["pandas>=2"]})
-        assert queued.status_code == 202, queued.text
-        execution_id = queued.json()["execution_id"]
-        async with events(browser, f"/api/v1/sessions/{session_id}/events") as happened:
-            async for event in happened:
-                if event["event"] == "ended" and event["data"]["execution"]["execution_id"] == execution_id:
-                    break
-        entry = (await browser.get(f"/api/v1/executions/{execution_id}")).json()
-        assert entry["code"] == "%pip install 'pandas>=2'"
-        assert entry["author"]
-    told = await place.agent.execute("2", session_id)
+    browser, path = looker.operator, f"/api/v1/sessions/{session_id}/packages"
+    for wrong in ([], ["--index-url=x"], ["git+https://x"], ["a; echo {x}"], ["pandas; os_name == '{1}'"]):
+        assert (await browser.post(path, json={"packages": wrong})).status_code == 400, wrong
+    queued = await browser.post(path, json={"packages": ["pandas>=2"]})
+    assert queued.status_code == 202, queued.text
+    execution_id = queued.json()["execution_id"]
+    async with events(browser, f"/api/v1/sessions/{session_id}/events") as happened:
+        async for event in happened:
+            if event["event"] == "ended" and event["data"]["execution"]["execution_id"] == execution_id:
+                break
+    entry = (await browser.get(f"/api/v1/executions/{execution_id}")).json()
+    assert entry["code"] == "%pip install 'pandas>=2'"
+    assert entry["author"]
+    told = await looker.agent.execute("2", session_id)
     assert f"{entry['author']} ran a cell" in "".join(told.output)
 
 
-async def test_another_owner_gets_what_an_unknown_session_gives(place: Place) -> None:
-    ran = await place.agent.execute("x = 1")
-    async with place.person(BOB) as bob:
+async def test_another_owner_gets_what_an_unknown_session_gives(looker: Looker) -> None:
+    ran = await looker.agent.execute("x = 1")
+    async with looker.place.person(BOB) as bob:
         for path in ("variables", "variables/x/rows", "packages"):
             answers = [await bob.get(f"/api/v1/sessions/{one}/{path}") for one in (ran.session_id, "0" * 17)]
             assert [answer.status_code for answer in answers] == [404, 404]

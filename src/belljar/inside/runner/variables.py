@@ -24,7 +24,7 @@ LIMIT_BYTES = 256 * 1024 - 4_096
 LONGEST_NAME = 200
 _CHECKED_EVERY = 50
 _LONG_CHARS = 100
-_ENTRY_BYTES = 250
+_ENTRY_BYTES = 180
 """What the names of an entry's fields and its numbers take at most."""
 
 
