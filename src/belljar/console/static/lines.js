@@ -36,7 +36,11 @@ class Viewer {
     this.startSearch();
     const place = /** @type {HTMLElement} */ (this.followBox.closest("label"));
     place.hidden = this.isComplete;
-    this.followBox.addEventListener("change", () => this.followBox.checked && this.toLine(this.total));
+    this.followBox.addEventListener("change", () => {
+      if (!this.followBox.checked) return;
+      this.viewer.scrollIntoView({ block: "nearest" });
+      this.toLine(this.total);
+    });
     if (!this.isComplete) this.look();
     if (!this.toHash()) this.toLine(Number(this.viewer.dataset.first) || 1);
     const text = /** @type {HTMLInputElement | null} */ (document.getElementById("q"))?.value;
@@ -79,6 +83,7 @@ class Viewer {
   toHash() {
     const line = Number(/^#line-(\d{1,9})$/.exec(location.hash)?.[1]);
     if (!line) return false;
+    this.viewer.scrollIntoView({ block: "nearest" });
     this.toLine(Math.max(1, line - 3));
     return true;
   }
@@ -189,6 +194,7 @@ class Viewer {
     const line = this.matches[this.match];
     const count = `${this.matches.length}${this.matches.length >= 1000 ? " or more" : ""}`;
     this.tell(`line ${line.toLocaleString("en")}, ${this.match + 1} of ${count}`);
+    this.viewer.scrollIntoView({ block: "nearest" });
     this.toLine(Math.max(1, line - 3));
     this.mark();
   }
