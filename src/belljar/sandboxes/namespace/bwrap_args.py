@@ -369,7 +369,7 @@ def _is_made(folder: Path) -> bool:
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
     system = tuple(f"{tree}/" for tree in SYSTEM)
-    shown = system
+    shown: tuple[str, ...] = system
     opened: set[str] = set()
     # A tree comes before the trees within it, because it would cover them otherwise.
     for path in sorted({str(path) for path in paths}, key=lambda path: path.count("/")):
