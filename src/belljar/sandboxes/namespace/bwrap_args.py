@@ -369,18 +369,18 @@ def _is_made(folder: Path) -> bool:
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
     system = tuple(f"{tree}/" for tree in SYSTEM)
-    shown: tuple[str, ...] = system
+    shown = [*system]
     opened: set[str] = set()
     # A tree comes before the trees within it, because it would cover them otherwise.
     for path in sorted({str(path) for path in paths}, key=lambda path: path.count("/")):
         if f"{path}/".startswith(system):
             continue
         for parent in _parents(path):
-            if parent not in opened and not f"{parent}/".startswith(shown):
+            if parent not in opened and not f"{parent}/".startswith(tuple(shown)):
                 opened.add(parent)
                 yield from _open_folder(parent)
         yield from (how, path, path)
-        shown = (*shown, f"{path}/")
+        shown.append(f"{path}/")
 
 
 def _parents(path: str) -> Iterator[str]:
