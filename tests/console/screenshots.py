@@ -1,77 +1,192 @@
-"""Makes the pictures of the console for README and docs, from a scripted session; `scripts/screenshots` runs it."""
+"""Makes the pictures of the console for README and docs, from scripted sessions; `scripts/screenshots` runs it."""
 
 import asyncio
+import io
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from calls import until_said
 from consoles import Place, opened_place
-from playwright.async_api import Browser, async_playwright
+from PIL import Image
+from playwright.async_api import Browser, Locator, Page, async_playwright
 
 from belljar.environments import open_environment
 from shared_environment import shared_settings
 
+POLICY = """
+[[code]]
+decision = "ask"
+calls = ["shutil.rmtree"]
+reason = "folders are deleted only with a person's yes"
+answered_in = "console"
+"""
+MAKE_ORDERS = """
+import numpy as np, pandas as pd
+rng = np.random.default_rng(11)
+days = pd.date_range('2026-01-01', '2026-06-30', freq='D')
+rows = rng.choice(len(days), 4_000)
+orders = pd.DataFrame({
+    'order': np.arange(70_001, 74_001),
+    'day': days[rows].strftime('%Y-%m-%d'),
+    'region': rng.choice(['North', 'South', 'East', 'West'], 4_000, p=[.34, .28, .22, .16]),
+    'channel': rng.choice(['shop', 'web', 'partner'], 4_000, p=[.3, .55, .15]),
+    'amount': (rng.gamma(2.2, 38, 4_000)).round(2),
+})
+drop = (orders.region == 'South') & orders.day.between('2026-03-01', '2026-03-31')
+orders.loc[drop, 'amount'] = (orders.loc[drop, 'amount'] * .35).round(2)
+orders.sort_values('day').to_csv('orders.csv', index=False)
+"""
 CELLS = [
-    "import numpy as np, pandas as pd\n"
-    "rng = np.random.default_rng(7)\n"
-    "sales = pd.DataFrame({\n"
-    "    'region': rng.choice(['North', 'South', 'East', 'West'], 600),\n"
-    "    'month': rng.integers(1, 13, 600),\n"
-    "    'revenue': rng.gamma(3, 900, 600).round(2),\n"
-    "})\n"
-    "sales.groupby('region')['revenue'].agg(['sum', 'mean', 'count']).round(1)",
-    "import matplotlib.pyplot as plt\n"
-    "by_month = sales.pivot_table(index='month', columns='region', values='revenue', aggfunc='sum')\n"
-    "by_month.plot(figsize=(7, 2.6), title='Revenue by month')\n"
-    "plt.show()\n"
-    "by_month.to_csv('by_month.csv')",
-    "import sys\nprint('\\x1b[32mok\\x1b[0m: 12 checks passed')\nprint('3 rows have no region', file=sys.stderr)",
+    "import pandas as pd\n\n"
+    "orders = pd.read_csv('orders.csv', parse_dates=['day'])\n"
+    "print(f'{len(orders):,} orders, {orders.day.min():%d %b} to {orders.day.max():%d %b %Y}')\n"
+    "orders.head()",
+    "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')",
+    "orders['month'] = orders.day.dt.to_period('M')\n"
+    "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')\n"
+    "monthly.round(0).astype(int)",
+    "import matplotlib.pyplot as plt\n\n"
+    "ax = monthly.plot(figsize=(7.6, 2.7), linewidth=2, marker='o', markersize=4)\n"
+    "ax.set(title='Revenue by region', xlabel='', ylabel='€')\n"
+    "ax.spines[['top', 'right']].set_visible(False)\n"
+    "plt.tight_layout(); plt.show()\n"
+    "monthly.to_csv('revenue_by_region.csv')",
 ]
-RUNNING = "import time\nfor epoch in range(1000):\n    print('epoch', epoch, flush=True)\n    time.sleep(0.3)"
-SIZE = {"width": 1200, "height": 860}
+TRAINING = (
+    "import time\n\nloss = 2.0\nfor step in range(1, 100_000):\n    loss *= 0.9993\n"
+    "    print(f'step {step:>6,}  loss {loss:.4f}  {1_850 - step % 37} rows/s')\n"
+    "    if step > 1_480: time.sleep(0.4)"
+)
+CLEAN_UP = (
+    "import shutil\nfrom pathlib import Path\n\nfor folder in Path('exports').glob('2025-*'):\n    shutil.rmtree(folder)"
+)
+ASK = """
+import forms
+forms.ask({
+    'type': 'object',
+    'properties': {
+        'recipients': {'type': 'string', 'title': 'Send to', 'enum': ['Finance only', 'All region leads']},
+        'comment': {'type': 'string', 'title': 'Comment for the first page'},
+    },
+    'required': ['recipients'],
+}, message='The report is ready (12 pages). Who should get it?')
+"""
+WIDTH, SCALE = 1040, 2
+MOST_BYTES = 150_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The sessions that the pictures show."""
+
+    place: Place
+    analysis: str
+    training: str
+    running: str
 
 
 async def main(folder: Path) -> None:
     environment = await open_environment(shared_settings(), "default")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data:
-        async with opened_place(environment, Path(data)) as place, async_playwright() as playwright:
+        policy = Path(data) / "policy.toml"
+        policy.write_text(POLICY)
+        async with (
+            opened_place(
+                environment, Path(data), ask_in_console="always", policy=str(policy), fork_start=True, checkpoints=3
+            ) as place,
+            async_playwright() as playwright,
+        ):
             path = shutil.which("chromium")
             browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            session_id = await scripted(place)
+            scene = await scripted(place)
             for scheme in ("light", "dark"):
-                await photograph(place, browser, session_id, scheme, folder)
-            await place.agent.call("interrupt_execution", session_id=session_id)
+                await photograph(scene, browser, scheme, folder)
+            for session in place.runtime.sessions.all():
+                await place.agent.call("interrupt_execution", session_id=session.id)
             await browser.close()
 
 
-async def scripted(place: Place) -> str:
-    made = await place.agent.fields("new_session", reason="Revenue by region")
+async def scripted(place: Place) -> Scene:
+    """Work as agents do it: an analysis with a mistake in it, a training, and two that wait for a person."""
+    agent = place.agent
+
+    async def begun(reason: str, *cells: str) -> str:
+        session_id = (await agent.fields("new_session", reason=reason))["session_id"]
+        for code in cells:
+            await agent.execute(code, session_id)
+        return session_id
+
+    await begun("Convert supplier price lists", "prices = dict(zip('abc', range(3)))\nprices")
+    scratch = await begun("Scratch")
+    await agent.execute(MAKE_ORDERS, scratch)
+    analysis = await begun("Why did revenue drop in March?")
+    content = (place.runtime.settings.data_directory / "sessions" / scratch / "workspace" / "orders.csv").read_text()
+    await agent.call("upload_file", session_id=analysis, name="orders.csv", content=content)
+    await agent.call("end_session", session_id=scratch)
     for code in CELLS:
-        await place.agent.execute(code, made["session_id"])
-    other = await place.agent.fields("new_session", reason="Parse the supplier invoices")
-    await place.agent.execute("total = sum(range(10))\ntotal", other["session_id"])
-    await place.agent.execute(RUNNING, made["session_id"], wait_s=0)
-    return made["session_id"]
+        await agent.execute(code, analysis)
+    report = await begun("Monthly report for finance", "pages = list(range(12))\nlen(pages)")
+    await agent.execute(ASK, report, wait_s=0)
+    tidy = await begun("Tidy up old exports", "import os\nfor m in range(4): os.makedirs(f'exports/2025-{m+9:02}')")
+    await agent.execute(CLEAN_UP, tidy, wait_s=0)
+    training = await begun("Train the demand model")
+    running = await agent.execute(TRAINING, training, wait_s=0)
+    await until_said(place.runtime, running.execution_id, "step  1,480")
+    return Scene(place, analysis, training, running.execution_id)
 
 
-async def photograph(place: Place, browser: Browser, session_id: str, scheme: str, folder: Path) -> None:
-    context = await browser.new_context(color_scheme=scheme, viewport=SIZE)  # pyright: ignore[reportArgumentType]
+async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) -> None:
+    """Take every picture in one theme."""
+    context = await browser.new_context(
+        color_scheme=scheme,  # pyright: ignore[reportArgumentType]
+        viewport={"width": WIDTH, "height": 760},
+        device_scale_factor=SCALE,
+    )
     page = await context.new_page()
-    await page.goto(place.console.link().link)
+    console = f"{scene.place.url}/console"
+    await page.goto(scene.place.console.link().link)
     await page.wait_for_url("**/console")
-    await page.locator(".session").first.wait_for()
-    top = {"x": 0, "y": 0, "width": 1200, "height": 330}
-    await page.screenshot(path=folder / f"console-sessions-{scheme}.png", clip=top)  # pyright: ignore[reportArgumentType]
-    await page.goto(f"{place.url}/console/sessions/{session_id}")
-    await page.locator(".status-running").wait_for()
-    await page.evaluate("() => scrollTo(0, 0)")
-    await page.frame_locator("iframe").locator("table").first.wait_for()
+    await page.locator(".session").nth(4).wait_for()
+    await taken(page, folder / f"console-sessions-{scheme}.webp", end=page.locator(".session").last)
+
+    await page.goto(f"{console}/sessions/{scene.analysis}")
+    for frame in await page.locator("iframe").all():
+        await frame.scroll_into_view_if_needed()
+        await frame.content_frame.locator("table").first.wait_for()
     await page.locator(".picture img").scroll_into_view_if_needed()
+    await page.locator(".picture img").evaluate("image => image.decode()")
     await page.evaluate("() => scrollTo(0, 0)")
-    await page.screenshot(path=folder / f"console-session-{scheme}.png")
+    await taken(page, folder / f"console-session-{scheme}.webp", end=page.locator(".cell").last)
+
+    await page.goto(f"{console}/inbox")
+    await page.locator(".question").nth(1).wait_for()
+    await taken(page, folder / f"console-inbox-{scheme}.webp", end=page.locator(".question").last)
+
+    await page.goto(f"{console}/executions/{scene.running}?first=1461")
+    await page.locator(".lines li").nth(15).wait_for()
+    await taken(page, folder / f"console-output-{scheme}.webp", end=page.locator(".lines li").nth(15))
     await context.close()
+
+
+async def taken(page: Page, path: Path, *, end: Locator) -> None:
+    """Take the page from its top to the end of an element, as WebP of a size that a README may load."""
+    await page.mouse.move(0, 0)
+    box = await end.bounding_box()
+    assert box is not None
+    bottom = box["y"] + box["height"] + await page.evaluate("() => scrollY") + 18
+    # The picture is of the whole page, and so needs a window of its height: what is outside is not painted.
+    await page.set_viewport_size({"width": WIDTH, "height": int(bottom)})
+    await page.evaluate("() => scrollTo(0, 0)")
+    picture = Image.open(io.BytesIO(await page.screenshot()))
+    for quality in (88, 80, 70, 60, 50):
+        picture.save(path, "WEBP", quality=quality, method=6)
+        if path.stat().st_size <= MOST_BYTES:
+            break
+    print(path, f"{path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
