@@ -2,7 +2,8 @@
 
 A package index shows README.md without the files beside it, so its relative links would lead nowhere. With
 BELLJAR_REPOSITORY, the address that the source is published at, set while a release is built, they lead to the files of
-that version there. Without it they become plain text, and the package names no address.
+that version there, pictures to the files themselves. Without it links become plain text, pictures are left out, and the
+package names no address.
 """
 
 import os
@@ -12,6 +13,9 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_PICTURE = re.compile(r"!\[([^\]]*)\]\((?![a-z][a-z0-9+.-]*:)([^)\s]+)\)\n*")
+_SOURCE = re.compile(r'\b(src|srcset)="(?![a-z][a-z0-9+.-]*:)([^"]+)"')
+_ELEMENT = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z][a-z0-9+.-]*:|#)([^)\s]+)\)")
 
 
@@ -29,7 +33,10 @@ class ReleaseMetadata(MetadataHookInterface):
 def readme(text: str, repository: str, version: str) -> str:
     """Return the README with links that work elsewhere."""
     if not repository:
-        return _LINK.sub(r"\1", text)
+        return _LINK.sub(r"\1", _PICTURE.sub("", _ELEMENT.sub("", text)))
+    raw = f"{repository}/raw/v{version}/"
+    text = _PICTURE.sub(lambda found: found[0].replace(f"({found[2]})", f"({raw}{found[2]})"), text)
+    text = _SOURCE.sub(lambda found: f'{found[1]}="{raw}{found[2]}"', text)
     return _LINK.sub(lambda link: f"[{link[1]}]({repository}/blob/v{version}/{link[2]})", text)
 
 

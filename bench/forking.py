@@ -7,7 +7,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -327,7 +327,7 @@ def _split(
     before: Mapping[int, tuple[str, ProcessorTime]], after: Mapping[int, tuple[str, ProcessorTime]], count: int
 ) -> dict[str, float]:
     """Milliseconds for each of so many sessions, by who spent them."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     for pid, (kind, now) in after.items():
         then = before[pid][1] if pid in before else ProcessorTime()
         own, of_children = now.own_s - then.own_s, now.of_children_s - then.of_children_s

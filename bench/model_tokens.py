@@ -1,14 +1,16 @@
 """Twenty results that agents meet every day: the tokens a model reads of each, here and from a plain ipykernel.
 
-The peer's text is what its messages say, as bridges from Jupyter to MCP pass it on: streams, the text forms of every
-display and result (plain, HTML, Markdown, LaTeX, SVG, JSON), and tracebacks with their colours. Pictures are left out
-on both sides, because they cost the same. Ours is the text block of the answer, its ids included. `nothing lost` is
-checked: each case names the words that a model needs, and they have to be there.
+The peer is counted twice. *Plain* is what a careful bridge from Jupyter to MCP puts into text: streams, `text/plain` of
+displays and results, tracebacks without colours; the figures of the single cases are beside it. *Raw* is everything the
+kernel's messages say, as simple bridges pass it on: also HTML, Markdown, LaTeX, SVG and JSON, and colours. Pictures are
+left out on both sides, because they cost the same. Ours is the text block of the answer, its ids included. That nothing
+is lost is checked: each case names the words that a model needs, and they have to be there.
 
 Also the tokens of `tools/list`, which every conversation pays before its first call.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ from bench.tokens import count_tokens
 TARGET = 0.5
 LIST_BEFORE = 2_160
 """Tokens of `tools/list` before its texts were looked at; the target is a third less."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FRAME = "import pandas as pd, numpy as np\ndf = pd.DataFrame({'city': ['Oslo', 'Bergen'] * 30, 'n': range(60)})\n"
 
 
@@ -65,19 +68,23 @@ CASES = (
 async def measure(stage: Stage) -> list[Figure]:
     """The tokens of all cases together, those of each, and those of `tools/list`."""
     async with open_ipykernel(stage) as kernel:
-        raw = [await _raw(kernel, case.code) for case in CASES]
+        told = [await _messages(kernel, case.code) for case in CASES]
+    raw = ["\n".join(text for message in messages for text in _texts(message)) for messages in told]
+    plain = ["\n".join(text for message in messages for text in _plain_texts(message)) for messages in told]
     settings = stage.settings().model_copy(update={"fork_start": False, "pool_size": 0, "hibernate": False})
     async with open_runtime(settings) as runtime, Client(build_server(runtime, ["interpreter"])) as client:
         listed = json.dumps([_listed(tool) for tool in (await client.list_tools()).tools])
         ours = [await _read(client, case) for case in CASES]
-    counts = count_tokens([listed, *ours, *raw], kept())
-    of_list, mine, theirs = counts[0], counts[1 : 1 + len(CASES)], counts[1 + len(CASES) :]
+    of_list, *counts = count_tokens([listed, *ours, *plain, *raw], kept())
+    mine, bare, whole = (counts[start : start + len(CASES)] for start in range(0, len(counts), len(CASES)))
+    what = f"{len(CASES)} typical results"
     return [
-        Figure("model-tokens", f"{len(CASES)} typical results", "tokens", sum(mine), sum(theirs), TARGET),
+        Figure("model-tokens", what, "tokens", sum(mine), sum(bare), note="peer: ipykernel, text/plain only"),
+        Figure("model-tokens", f"{what}, raw peer", "tokens", sum(mine), sum(whole), TARGET, note="every text form"),
         Figure("model-tokens", "tools/list", "tokens", of_list, LIST_BEFORE, 2 / 3, note="the peer is its own past"),
         *(
-            Figure("model-tokens", case.name, "tokens", own, peer)
-            for case, own, peer in zip(CASES, mine, theirs, strict=True)
+            Figure("model-tokens", case.name, "tokens", own, peer, note=f"raw {all_of_it:,}")
+            for case, own, peer, all_of_it in zip(CASES, mine, bare, whole, strict=True)
         ),
     ]
 
@@ -96,11 +103,18 @@ async def _read(client: Client, case: Case) -> str:
     return text
 
 
-async def _raw(kernel: IPyKernel, code: str) -> str:
-    """Every text of a cell's messages."""
-    texts: list[str] = []
-    await kernel.execute(f"%reset -f\n{code}", on_message=lambda message: texts.extend(_texts(message)))
-    return "\n".join(texts)
+async def _messages(kernel: IPyKernel, code: str) -> list[dict[str, Any]]:
+    """Every message of a cell, in a kernel without variables."""
+    found: list[dict[str, Any]] = []
+    await kernel.execute(f"%reset -f\n{code}", on_message=found.append)
+    return found
+
+
+def _plain_texts(message: dict[str, Any]) -> list[str]:
+    if message["msg_type"] in ("display_data", "execute_result"):
+        forms: dict[str, Any] = message["content"]["data"]
+        return [forms["text/plain"]] if "text/plain" in forms else []
+    return [_COLOURS.sub("", text) for text in _texts(message)]
 
 
 def _texts(message: dict[str, Any]) -> list[str]:

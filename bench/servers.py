@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,10 @@ async def open_stdio(
 
 
 @asynccontextmanager
-async def open_http(stage: Stage, command: list[str], variables: Mapping[str, str] = {}) -> AsyncGenerator[str]:
-    """Start a server on a free port of the loopback interface; its URL."""
+async def open_http(
+    stage: Stage, command: list[str], variables: Mapping[str, str] = {}, on_spawn: Callable[[int], object] = id
+) -> AsyncGenerator[str]:
+    """Start a server on a free port of the loopback interface; its URL. `on_spawn` is told its process id."""
     process = await asyncio.create_subprocess_exec(
         *command,
         "--http",
@@ -50,6 +52,7 @@ async def open_http(stage: Stage, command: list[str], variables: Mapping[str, st
         env={**_variables(stage), **variables},
     )
     assert process.stderr is not None
+    on_spawn(process.pid)
     try:
         async with asyncio.timeout(READY_S):
             url = await _announced(process.stderr)
@@ -82,6 +85,8 @@ async def _announced(lines: asyncio.StreamReader) -> str:
 
 def _variables(stage: Stage) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
+    # An installed package has its bytecode: compiling all of it would take longer than the start that is measured.
+    own.pop("PYTHONDONTWRITEBYTECODE", None)
     # An empty settings file, so that the user's does not count.
     settings = stage.folder / "belljar.toml"
     settings.touch()

@@ -64,7 +64,6 @@ LONGEST = [
 LONG = frozenset(
     {
         "test_api_description.py",
-        "test_app_in_browser.py",
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",
@@ -74,11 +73,10 @@ LONG = frozenset(
         "test_console_accidents.py",
         "test_console_bad_input.py",
         "test_console_by_keyboard.py",
-        "test_console_in_browser.py",
         "test_console_with_issuer.py",
+        "test_console_work_in_browser.py",
         "test_faults.py",
         "test_foundry_description.py",
-        "test_frames_in_browser.py",
         "test_full_disk.py",
         "test_generated_tree.py",
         "test_hanging_servers.py",
@@ -100,7 +98,6 @@ LONG = frozenset(
         "test_replay.py",
         "test_server_examples.py",
         "test_snippets.py",
-        "test_stdio_servers.py",
         "test_stopped_servers.py",
         "test_task_clients.py",
         "test_tasks_conformance.py",

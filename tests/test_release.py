@@ -28,8 +28,20 @@ def test_links_lead_to_the_files_of_that_version(hook: ModuleType) -> None:
     assert ours
     assert all(link.startswith(("https:", "http:", "#")) for link in links)
     for link in ours:
-        path = link.removeprefix("https://example.com/belljar/blob/v1.2/").partition("#")[0]
+        path = re.sub(r"^https://example.com/belljar/(blob|raw)/v1.2/", "", link).partition("#")[0]
         assert (ROOT / path).exists(), link
+
+
+def test_pictures_are_the_files_of_that_version_and_are_left_out_without_an_address(hook: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    shown = hook.readme(text, "https://example.com/belljar", "1.2")
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", shown) + re.findall(r'\bsrc(?:set)?="([^"]+)"', shown)
+    assert len(pictures) >= 3
+    for picture in pictures:
+        path = ROOT / picture.removeprefix("https://example.com/belljar/raw/v1.2/")
+        assert path.is_file(), picture
+        assert path.stat().st_size <= 150_000, picture
+    assert not re.search(r"!\[|<picture|<img|!An agent", hook.readme(text, "", "1.2"))
 
 
 def test_without_an_address_there_are_no_dead_links(hook: ModuleType) -> None:

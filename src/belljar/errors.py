@@ -6,6 +6,7 @@ BelljarError
 │   ├── ExecutionNotFound     execution-not-found
 │   ├── InvalidPath           invalid-path
 │   ├── FileMissing           file-missing
+│   ├── VariableMissing       variable-missing
 │   ├── InvalidArgument       invalid-argument
 │   ├── NoCheckpoint          no-checkpoint
 │   ├── CodeRejected          code-rejected
@@ -76,6 +77,12 @@ class FileMissing(UsageError):
     """A well-formed name with no regular file behind it."""
 
     code = "file-missing"
+
+
+class VariableMissing(UsageError):
+    """A session without a variable of that name."""
+
+    code = "variable-missing"
 
 
 class InvalidArgument(UsageError):

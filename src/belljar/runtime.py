@@ -39,6 +39,7 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
+from belljar.sandboxes.host_memory import memory_shortage
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
@@ -143,8 +144,8 @@ async def open_runtime(
     settings = guardrails.settings
     redactors = Redactors(guardrails.sections, settings.secrets_file)
     provider = open_provider(settings, plugins)
-    if provider.warning:
-        log.warning("%s", provider.warning)
+    for warning in filter(None, (provider.warning, memory_shortage())):
+        log.warning("%s", warning)
     host_folders = open_host_folders(settings, provider)
     open_data_directory(settings.data_directory)
     sessions = settings.data_directory / "sessions"

@@ -208,6 +208,8 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
             if isinstance(item, QuestionAsked):
                 await attached.answer(own, "me", item.question)
     assert agents.result().result == "'yes'"
+    (record,) = [each for each in runtime.sessions.inbox.ended(None) if each.execution_id == own]
+    assert (record.state, record.answered_by, record.answered_in) == ("answered", attached._author, "terminal")
     assert QuestionAsked(execution_id=own, prompt="person? ", is_password=False, question=1) in told
     assert _outputs(told)[-1] == ("execute_result", {"text/plain": "'me'"})
 

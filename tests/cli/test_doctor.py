@@ -18,6 +18,7 @@ from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.limit_trials import LimitTrial
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.provider import NamespaceProvider
+from belljar.settings import Settings
 from local_index import IndexedPackages
 from provider_packages import packages_on_path
 
@@ -263,6 +264,41 @@ def test_a_policy_and_servers_that_are_not_in_order_fail(
     found = findings()
     assert (found["code"], found["guardrails/guardrails"]["status"]) == (1, "fail")
     assert found["toolbox/servers"]["detail"].startswith("time; ")
+
+
+def test_each_folder_of_the_host_is_checked_and_whose_sessions_see_it_is_said(tmp_path: Path) -> None:
+    for name in ("sales", "belljar"):
+        (tmp_path / name).mkdir(mode=0o755)
+    settings = Settings(
+        data_directory=tmp_path / "belljar",
+        sandbox="process",
+        api_keys=["ann:sha256:" + "0" * 64],
+        folders={
+            "sales": {"path": str(tmp_path / "sales"), "owners": ["ann", "local"], "writable": True},
+            "shared": str(tmp_path / "sales"),
+            "lost": str(tmp_path / "nowhere"),
+            "own": str(tmp_path / "belljar"),
+            "theirs": {"path": str(tmp_path / "sales"), "owners": ["bob"]},
+        },
+    )  # pyright: ignore[reportArgumentType]
+    found = {finding.name: finding for finding in doctor.check_folders(settings)}
+    assert {name: finding.status for name, finding in found.items()} == {
+        "sales": "ok", "shared": "ok", "lost": "fail", "own": "fail", "theirs": "warn",
+    }  # fmt: skip
+    assert found["sales"].detail.endswith("sales: the sessions of ann, local may read and write it")
+    assert found["shared"].detail.endswith("sales: all sessions may read it")
+    assert "No such file" in found["lost"].detail
+    assert "belljar's own folder" in found["own"].detail
+    assert "no key of api_keys is named bob" in found["theirs"].detail
+
+
+def test_a_proxy_before_a_server_that_knows_no_callers_is_warned_of(tmp_path: Path) -> None:
+    behind = {"data_directory": tmp_path, "http": "127.0.0.1:8000", "allowed_hosts": ["belljar.example.com"]}
+    (found,) = doctor.check_http(Settings(**behind))  # pyright: ignore[reportArgumentType]
+    assert (found.status, found.name) == ("warn", "callers")
+    assert "belljar.example.com" in found.detail
+    for fine in ({"allowed_hosts": ["localhost"]}, {"api_keys": ["ann:sha256:" + "0" * 64]}, {"http": ""}):
+        assert [*doctor.check_http(Settings(**behind | fine))] == []  # pyright: ignore[reportArgumentType]
 
 
 def test_providers_of_packages_are_named_but_not_imported_unless_they_are_configured(

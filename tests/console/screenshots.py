@@ -2,10 +2,11 @@
 
 import asyncio
 import io
+import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calls import until_said
@@ -44,11 +45,10 @@ CELLS = [
     "orders = pd.read_csv('orders.csv', parse_dates=['day'])\n"
     "print(f'{len(orders):,} orders, {orders.day.min():%d %b} to {orders.day.max():%d %b %Y}')\n"
     "orders.head()",
-    "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')",
+    "monthly = order.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')",
+    "import matplotlib.pyplot as plt\n\n"
     "orders['month'] = orders.day.dt.to_period('M')\n"
     "monthly = orders.pivot_table(index='month', columns='region', values='amount', aggfunc='sum')\n"
-    "monthly.round(0).astype(int)",
-    "import matplotlib.pyplot as plt\n\n"
     "ax = monthly.plot(figsize=(7.6, 2.7), linewidth=2, marker='o', markersize=4)\n"
     "ax.set(title='Revenue by region', xlabel='', ylabel='€')\n"
     "ax.spines[['top', 'right']].set_visible(False)\n"
@@ -60,9 +60,11 @@ TRAINING = (
     "    print(f'step {step:>6,}  loss {loss:.4f}  {1_850 - step % 37} rows/s')\n"
     "    if step > 1_480: time.sleep(0.4)"
 )
-CLEAN_UP = (
-    "import shutil\nfrom pathlib import Path\n\nfor folder in Path('exports').glob('2025-*'):\n    shutil.rmtree(folder)"
-)
+CLEAN_UP = """import shutil
+from pathlib import Path
+
+for folder in Path('exports').glob('2025-*'):
+    shutil.rmtree(folder)"""
 ASK = """
 import forms
 forms.ask({
@@ -89,9 +91,14 @@ class Scene:
 
 
 async def main(folder: Path) -> None:
-    environment = await open_environment(shared_settings(), "default")
+    kept = shared_settings()
+    environment = await open_environment(kept, "default")
+    # By its name, as people see it who have set none.
+    environment = replace(environment, python=Path("default"))
+    os.environ["LOGNAME"] = "ada"  # whose console it is
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data:
+        (Path(data) / "environments").symlink_to(kept.data_directory / "environments")
         policy = Path(data) / "policy.toml"
         policy.write_text(POLICY)
         async with (
@@ -117,18 +124,18 @@ async def scripted(place: Place) -> Scene:
     async def begun(reason: str, *cells: str) -> str:
         session_id = (await agent.fields("new_session", reason=reason))["session_id"]
         for code in cells:
-            await agent.execute(code, session_id)
+            await agent.execute(code, session_id, wait_s=100)
         return session_id
 
     await begun("Convert supplier price lists", "prices = dict(zip('abc', range(3)))\nprices")
     scratch = await begun("Scratch")
-    await agent.execute(MAKE_ORDERS, scratch)
+    await agent.execute(MAKE_ORDERS, scratch, wait_s=100)
     analysis = await begun("Why did revenue drop in March?")
     content = (place.runtime.settings.data_directory / "sessions" / scratch / "workspace" / "orders.csv").read_text()
-    await agent.call("upload_file", session_id=analysis, name="orders.csv", content=content)
-    await agent.call("end_session", session_id=scratch)
-    for code in CELLS:
-        await agent.execute(code, analysis)
+    await agent.fields("upload_file", session_id=analysis, name="orders.csv", text=content)
+    await agent.call("clear_session", session_id=scratch)
+    ended = [(await agent.execute(code, analysis, wait_s=100)).status for code in CELLS]
+    assert ended == ["ok", "error", "ok"], ended
     report = await begun("Monthly report for finance", "pages = list(range(12))\nlen(pages)")
     await agent.execute(ASK, report, wait_s=0)
     tidy = await begun("Tidy up old exports", "import os\nfor m in range(4): os.makedirs(f'exports/2025-{m+9:02}')")
@@ -146,6 +153,7 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
         viewport={"width": WIDTH, "height": 760},
         device_scale_factor=SCALE,
     )
+    context.set_default_timeout(90_000)
     page = await context.new_page()
     console = f"{scene.place.url}/console"
     await page.goto(scene.place.console.link().link)
@@ -180,7 +188,7 @@ async def taken(page: Page, path: Path, *, end: Locator) -> None:
     bottom = box["y"] + box["height"] + await page.evaluate("() => scrollY") + 18
     # The picture is of the whole page, and so needs a window of its height: what is outside is not painted.
     await page.set_viewport_size({"width": WIDTH, "height": int(bottom)})
-    await page.evaluate("() => scrollTo(0, 0)")
+    await page.evaluate("() => { scrollTo(0, 0); document.querySelector('.floating')?.remove(); }")
     picture = Image.open(io.BytesIO(await page.screenshot()))
     for quality in (88, 80, 70, 60, 50):
         picture.save(path, "WEBP", quality=quality, method=6)

@@ -11,10 +11,10 @@ from calls import held, until_said
 from consoles import Place, events, opened_place
 
 from belljar.console import templating
-from belljar.console.app import PATHS
+from belljar.console.app import PATHS, console_app
 from belljar.environments import Environment
 from belljar.settings import hash_key
-from belljar.surfaces.auth.browser import WrongGuesses
+from belljar.surfaces.auth.browser import BrowserSignIn, WrongGuesses
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -383,6 +383,80 @@ async def test_a_question_that_the_client_cannot_ask_is_answered_in_the_console(
         async for event in happened:
             if event["data"]["do"] == "waiting" and f"question-{question_id}" not in event["data"]["ids"]:
                 break
+
+
+async def test_files_are_downloaded_by_range_and_looked_at(place: Place) -> None:
+    code = """
+import os
+os.makedirs('data', exist_ok=True)
+open('data/long.bin', 'wb').write(bytes(range(256)) * 12_000)
+open('data/<b>.txt', 'w').write('<script>alert(1)</script>' + 'z' * 300_000)
+open('data/fake.png', 'wb').write(b'<svg onload=alert(1)>')
+"""
+    session_id = (await place.agent.execute(code)).session_id
+    content = bytes(range(256)) * 12_000
+    async with place.operator() as browser:
+        path = f"/api/v1/sessions/{session_id}/files/data/long.bin"
+        whole = await browser.get(path)
+        assert (whole.content == content, whole.headers["content-length"]) == (True, "3072000")
+        tag = whole.headers["etag"]
+        for asked, first, end in [("0-9", 0, 10), ("2000000-", 2_000_000, None), ("-7", len(content) - 7, None)]:
+            part = await browser.get(path, headers={"Range": f"bytes={asked}", "If-Range": tag})
+            assert (part.status_code, part.content) == (206, content[first:end])
+        assert (await browser.get(path, headers={"Range": "bytes=0-1", "If-Range": '"old"'})).status_code == 200
+        assert (await browser.get(path, headers={"Range": "bytes=9999999-"})).status_code == 416
+        console = f"/console/sessions/{session_id}"
+        listing = (await browser.get(f"{console}/files?path=data")).text
+        assert "&lt;b&gt;.txt" in listing
+        page = (await browser.get(f"{console}/view", params={"name": "data/<b>.txt"})).text
+        assert "&lt;script&gt;alert(1)" in page
+        assert "more are not shown here" in page
+        assert "No preview" in (await browser.get(f"{console}/view", params={"name": "data/long.bin"})).text
+        fake = await browser.get(f"{console}/picture", params={"name": "data/fake.png"})
+        assert fake.status_code == 404
+        assert (await browser.get(f"{console}/view", params={"name": "../../secret"})).status_code == 400
+        form = {"folder": "data"}
+        sent = await browser.post(f"{console}/upload", data=form, files={"file": ("new.txt", b"up")})
+        assert sent.headers["location"].endswith("/files?path=data")
+        assert (await browser.get(f"/api/v1/sessions/{session_id}/files/data/new.txt")).content == b"up"
+
+
+async def test_cookies_are_for_https_where_the_public_address_is(place: Place) -> None:
+    sign_in = BrowserSignIn(verifier=place.console.sign_in._verifier, public_url="https://jar.example.org")
+    app = console_app(place.runtime.late_monitor.get(), sign_in, place.runtime.settings)
+    transport = httpx.ASGITransport(app)
+    own = {"Sec-Fetch-Site": "same-origin"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://jar.example.org", headers=own) as behind:
+        answer = await behind.post("/console/enter", data={"key": ALICE})
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-belljar-443=")
+        assert "Secure" in cookie
+        name, _, value = cookie.partition(";")[0].partition("=")
+        assert (await behind.get("/console", headers={"Cookie": f"{name}={value}"})).status_code == 200
+    # What a caller says of the way it came is not believed.
+    forwarded = {**own, "X-Forwarded-Proto": "https"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=forwarded) as direct:
+        cookie = (await direct.post("/console/enter", data={"key": ALICE})).headers["set-cookie"]
+        assert cookie.startswith("belljar-80=")
+        assert "Secure" not in cookie
+
+
+async def test_the_other_pages_show_what_there_is(place: Place, ran: dict[str, str]) -> None:
+    async with place.operator() as browser:
+        made = await browser.post("/console/sessions/new", data={"reason": HOSTILE})
+        assert "&lt;script&gt;" in (await browser.get(made.headers["location"])).text
+        for path, words in [
+            (f"/console/sessions/{ran['session']}/calls", "No tool was called"),
+            (f"/console/sessions/{ran['session']}/timeline", "ok"),
+            (f"/console/executions/{ran['first']}/output", "hello &lt;b&gt;world"),
+            (f"/console/executions/{ran['first']}/lines?first=1", 'data-total="1"'),
+            ("/console/health", "sessions idle"),
+            ("/console/decisions?q=nothing", "No decision matches"),
+        ]:
+            page = await browser.get(path)
+            assert (page.status_code, words in page.text) == (200, True), path
+        assert (await browser.get("/console/inbox/none-1")).status_code == 404
+        assert (await browser.get("/api/v1/usage")).json()["interval_s"] == 5
 
 
 async def test_wrong_keys_are_slowed_down(place: Place) -> None:

@@ -8,7 +8,7 @@ import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
+from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
 from belljar.monitor.base import Access, Followed, Happening, Monitor, SessionFilter
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
@@ -57,8 +57,32 @@ async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) ->
     assert await monitor.excerpt(OPERATOR, ran.execution_id) == events
     assert (await monitor.lines(OPERATOR, ran.execution_id, 1, 10)).lines == ["one"]
     assert (await monitor.result(OPERATOR, ran.execution_id)).result == "2"
-    assert await monitor.read_file(OPERATOR, ran.session_id, "f.txt") == b"x"
+    assert (await monitor.read_part(OPERATOR, ran.session_id, "f.txt", 0, 10)).content == b"x"
     assert b"ZeroDivisionError" in await monitor.notebook(OPERATOR, ran.session_id, "ipynb")
+
+
+async def test_shows_variables_rows_and_packages(monitor: Monitor, agent: Caller) -> None:
+    ran = await agent.execute("rows = [{'n': 3, 's': 'x'}, {'n': 1}, {'n': 2, 's': None}]\ncount = 7")
+    found = await monitor.variables(OPERATOR, ran.session_id)
+    assert (found.state, [(one.name, one.type, one.value) for one in found.items]) == (
+        "live",
+        [("rows", "list", None), ("count", "int", "7")],
+    )
+    second = await monitor.variables(OPERATOR, ran.session_id, offset=1, limit=1)
+    assert ([one.name for one in second.items], second.total, second.next) == (["count"], 2, None)
+    table = await monitor.rows(OPERATOR, ran.session_id, "rows", order="0:desc", limit=2)
+    assert (table.rows, table.labels, table.next) == ([["3", "x"], ["2", None]], ["0", "2"], 2)
+    part = await monitor.rows(OPERATOR, ran.session_id, "rows", offset=2, first_column=1, columns=1)
+    assert ([column.name for column in part.columns], part.rows) == (["s"], [[None]])
+    with pytest.raises(VariableMissing):
+        await monitor.rows(OPERATOR, ran.session_id, "nowhere")
+    for wrong in ({"order": "n"}, {"limit": 501}, {"offset": -1}, {"columns": 0}):
+        with pytest.raises(InvalidArgument):
+            await monitor.rows(OPERATOR, ran.session_id, "rows", **wrong)
+    packages = await monitor.packages(OPERATOR, ran.session_id)
+    assert "numpy" in [one.name for one in packages.items]
+    with pytest.raises(InvalidArgument):
+        await monitor.install(OPERATOR, ran.session_id, ["-r file"])
 
 
 async def test_pages_of_cells_go_on_where_the_last_ended(monitor: Monitor, agent: Caller) -> None:
@@ -92,6 +116,8 @@ async def test_another_owner_sees_what_an_unknown_id_gives(monitor: Monitor, age
         (monitor.session, SessionNotFound, "session", ran.session_id),
         (monitor.executions, SessionNotFound, "session", ran.session_id),
         (monitor.files, SessionNotFound, "session", ran.session_id),
+        (monitor.variables, SessionNotFound, "session", ran.session_id),
+        (monitor.packages, SessionNotFound, "session", ran.session_id),
         (monitor.interrupt, SessionNotFound, "session", ran.session_id),
         (monitor.fork, SessionNotFound, "session", ran.session_id),
         (monitor.end, SessionNotFound, "session", ran.session_id),
@@ -185,7 +211,8 @@ async def test_acts_reach_the_session(monitor: Monitor, agent: Caller) -> None:
     assert "by olga" in (entry.cause or "")
     await monitor.write_file(OPERATOR, session_id, "a.bin", b"\x00\xff")
     assert [file.name for file in (await monitor.files(OPERATOR, session_id)).items] == ["a.bin"]
-    assert await monitor.read_file(OPERATOR, session_id, "a.bin") == b"\x00\xff"
+    part = await monitor.read_part(OPERATOR, session_id, "a.bin", 1, 5)
+    assert (part.content, part.size) == (b"\xff", 2)
     await monitor.delete_file(OPERATOR, session_id, "a.bin")
     assert (await monitor.files(OPERATOR, session_id)).items == []
     # Keys belong to their owner, so the next implementation under test needs it again.
@@ -214,3 +241,44 @@ async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -
         await asyncio.gather(listening, return_exceptions=True)
     health = await monitor.health(OPERATOR)
     assert [server.is_answering for server in health.servers] == [True]
+
+
+async def test_names_are_completed_without_waking_or_using_the_session(
+    monitor: Monitor, agent: Caller, runtime: Runtime
+) -> None:
+    session_id = await agent.new_session()
+    await agent.execute("umbrella = 1\numbrage = 2", session_id)
+    session = runtime.sessions.look_up(session_id)
+    assert session is not None
+    used_at = session.lease.used_at
+    found = await monitor.complete(OPERATOR, session_id, "x = umbr", 8)
+    assert ({"umbrella", "umbrage"} <= set(found.matches), found.start, found.end) == (True, 4, 8)
+    assert session.lease.used_at == used_at
+    running = await agent.execute(held("done"), session_id, wait_s=0)
+    await until_said(runtime, running.execution_id, "held")
+    assert (await monitor.complete(OPERATOR, session_id, "umbr", 4)).matches == []
+    await agent.release(session_id, "done")
+    await agent.ended(running.execution_id)
+    with pytest.raises(SessionNotFound):
+        await monitor.complete(STRANGER, session_id, "umbr", 4)
+
+
+async def test_folders_presence_and_usage(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+    code = (
+        "import os\nos.makedirs('a/b', exist_ok=True)\nopen('a/b/c.txt', 'w').write('deep')\nopen('t.txt', 'w').close()"
+    )
+    ran = await agent.execute(code)
+    top = await monitor.files(OPERATOR, ran.session_id)
+    assert ([file.name for file in top.items], top.folders) == (["t.txt"], ["a"])
+    assert (await monitor.files(OPERATOR, ran.session_id, "a")).folders == ["a/b"]
+    assert [file.name for file in (await monitor.files(OPERATOR, ran.session_id, "a/b")).items] == ["a/b/c.txt"]
+    runtime.sessions.inbox._seen.clear()
+    await monitor.note_presence(STRANGER)
+    assert [runtime.sessions.inbox.may_ask(owner) for owner in ("key:stranger", "local")] == [True, False]
+    await monitor.note_presence(OPERATOR)
+    assert runtime.sessions.inbox.may_ask("local")
+    runtime.late_monitor.get()._usage.sample()  # as it does every few seconds
+    usage = await monitor.usage(OPERATOR)
+    assert usage.gauges["idle"][-1] >= 1
+    assert usage.gauges["memory_mb"][-1] > 1
+    assert (await monitor.usage(STRANGER)).gauges["memory_mb"][-1] == 0

@@ -6,7 +6,7 @@ import pytest
 from hostile_trees import build_deep
 
 from belljar.files import disk_usage
-from belljar.files.disk_usage import usage
+from belljar.files.disk_usage import small_usage, usage
 
 MEBIBYTE = 1 << 20
 
@@ -72,3 +72,12 @@ def test_files_and_folders_are_counted_once_whoever_counts(tmp_path: Path, monke
     assert usage([tmp_path / "own"]).files == 5
     monkeypatch.setattr(disk_usage, "_MAX_ENTRIES", 1)
     assert usage([tmp_path / "own"]).files == 6, "du counts the folder itself"
+
+
+def test_small_folders_are_measured_alike_and_others_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "file").write_bytes(b"x" * 10_000)
+    assert small_usage([tmp_path, tmp_path / "below"]) == usage([tmp_path, tmp_path / "below"])
+    for number in range(100):
+        (tmp_path / str(number)).touch()
+    assert small_usage([tmp_path]) is None

@@ -1,5 +1,7 @@
 """The runner's transformation of cells is IPython's, also where it does not look for magics."""
 
+from typing import Any
+
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -38,6 +40,7 @@ def test_transformer_that_a_session_adds_sees_every_cell() -> None:
             seen.append(tokens)
 
     manager = CellTransformer()
-    manager.token_transformers.append(Watching)
+    transformers: list[Any] = manager.token_transformers
+    transformers.append(Watching)
     manager.transform_cell("1+1")
     assert seen

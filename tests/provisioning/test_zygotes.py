@@ -191,6 +191,34 @@ async def test_a_zygote_that_cannot_fork_now_is_there_for_the_next(environment: 
         assert await zygote_of(place) is zygote
 
 
+async def test_starts_that_are_cancelled_while_their_fork_is_made_leave_the_zygote_alone(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+    ask = zygotes.ask_for_copy
+
+    async def ask_and_tell(*words: Any, **more: Any) -> None:
+        await ask(*words, **more)
+        asked.set()
+
+    async def start(place: ForkingPlace, name: str) -> None:
+        async with place.open("ipython", name):
+            pytest.fail("it was not cancelled")
+
+    async with preloaded(environment, tmp_path) as (place, _):
+        zygote = await zygote_of(place)
+        monkeypatch.setattr(zygotes, "ask_for_copy", ask_and_tell)
+        for number in range(5):
+            asked.clear()
+            starting = asyncio.create_task(start(place, f"cancelled-{number}"))
+            await asked.wait()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        async with place.open("ipython", "later") as kernel:
+            assert await value(kernel, IS_FORKED) == "True"
+        assert await zygote_of(place) is zygote
+
+
 @asynccontextmanager
 async def fill(sandbox: Sandbox, environment: Path) -> AsyncIterator[None]:
     """As many processes in it as its limit allows."""

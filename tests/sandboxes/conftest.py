@@ -21,7 +21,7 @@ def _usable(name: str) -> Provider:
     return BranchedProvider(branching_provider()) if name == "branch" else usable(name)
 
 
-@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container"])
+@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container", "microvm"])
 def provider(request: pytest.FixtureRequest) -> Provider:
     return _usable(request.param)
 
@@ -29,6 +29,12 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 @pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
 def isolating(request: pytest.FixtureRequest) -> Provider:
     return _usable("branch") if request.param == "branch" else tight(request.param)
+
+
+@pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
+def mounting(request: pytest.FixtureRequest) -> Provider:
+    """The same, and versions that refuse less of other things but mount as the others do."""
+    return _usable(request.param)
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ def folders(tmp_path: Path) -> list[HostFolder]:
 
 
 async def test_a_folder_is_read_and_written_only_where_it_is_writable(
-    isolating: Provider, open_sandbox: Opener, folders: list[HostFolder], tmp_path: Path
+    mounting: Provider, open_sandbox: Opener, folders: list[HostFolder], tmp_path: Path
 ):
-    sandbox, _ = await open_sandbox(isolating, folders=folders)
+    sandbox, _ = await open_sandbox(mounting, folders=folders)
     read, new, written, outside, device = (await run(sandbox, LOOK)).output.strip().split(" | ")
     assert (read, new, written) == ("content", "Read-only file system", "7")
     assert outside == "No such file or directory", "links lead nowhere that the sandbox does not show"
@@ -54,7 +54,7 @@ async def test_a_folder_is_read_and_written_only_where_it_is_writable(
 
 
 async def test_a_folder_that_is_exchanged_meanwhile_is_not_shown(
-    isolating: Provider,
+    mounting: Provider,
     open_sandbox: Opener,
     folders: list[HostFolder],
     tmp_path: Path,
@@ -74,7 +74,7 @@ async def test_a_folder_that_is_exchanged_meanwhile_is_not_shown(
 
     for module in (bwrap_args, container_sandbox):
         monkeypatch.setattr(module, "open_host_folder", open_and_exchange)
-    sandbox, _ = await open_sandbox(isolating, folders=folders[:1])
+    sandbox, _ = await open_sandbox(mounting, folders=folders[:1])
     try:
         outcome = await run(sandbox, "print(open('/mnt/read/a').read())")
     except SandboxUnavailable:

@@ -1,7 +1,7 @@
 """Virtual machines: what keeps them from booting is told at once, and nothing is believed that has not run.
 
-No machine boots where these tests were written. What is ours is run for real, against a stand-in of the package that
-starts ordinary processes; what is the package's is left to the trial that `check` makes on every host.
+Few hosts that run these tests boot machines. So what is ours is run against a stand-in of the package that starts
+ordinary processes. Where machines boot, test_contract.py runs in real ones; docs/concepts/hosts.md says where it did.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,25 +65,34 @@ class Machine:
     """A stand-in for `microsandbox.Sandbox`."""
 
     made: "list[Machine]" = []
+    removed: list[str] = []
     complaint = ""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.name = name
         self.options = options
         self.commands: list[Command] = []
 
     @classmethod
-    async def create(cls, _name: str, **options: Any) -> "Machine":
+    async def create(cls, name: str, **options: Any) -> "Machine":
         if cls.complaint:
             raise MicrosandboxError(cls.complaint)
-        cls.made.append(cls(options))
+        cls.made.append(cls(name, options))
         return cls.made[-1]
+
+    @classmethod
+    async def remove(cls, name: str) -> None:
+        cls.removed.append(name)
+        if name not in [machine.name for machine in cls.made]:
+            raise MicrosandboxError(f"there is no {name}")
 
     async def exec_stream(self, _interpreter: str, arguments: Sequence[str]) -> Command:
         routes = {words[1]: words[0] for _, words, _ in self.options["vsock"]}
         self.commands.append(Command(arguments[-1], routes))
         return self.commands[-1]
 
-    async def kill(self) -> None:
+    async def kill(self, timeout: float) -> None:
+        assert timeout > 0
         for command in self.commands:
             command.process.kill()
             command.process.wait()
@@ -94,8 +103,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[Machine]:
     package: Any = ModuleType("microsandbox")
     package.Sandbox, package.MicrosandboxError = Machine, MicrosandboxError
     package.Image = package.Network = package.Volume = package.VsockRoute = Factory()
+    package.SecurityProfile = SimpleNamespace(RESTRICTED="restricted")
     monkeypatch.setitem(sys.modules, "microsandbox", package)
     monkeypatch.setattr(Machine, "made", [])
+    monkeypatch.setattr(Machine, "removed", [])
     monkeypatch.setattr(microvm, "find_obstacle", lambda: None)
     return Machine
 
@@ -105,7 +116,7 @@ def spec(tmp_path: Path) -> SandboxSpec:
     for name in ("workspace", "scratch", "home"):
         (tmp_path / name).mkdir()
     folders = [tmp_path / name for name in ("workspace", "scratch", "home")]
-    return SandboxSpec("session", *folders, limits=Limits(memory_mb=512, cpus=1.5))
+    return SandboxSpec("session", *folders, limits=Limits(memory_mb=512, cpus=1.5, temporary_mb=32))
 
 
 @pytest.fixture
@@ -174,6 +185,8 @@ async def test_a_command_tells_its_status_and_its_streams(stand_in: type[Machine
     assert (options["memory"], options["cpus"], options["network"][0]) == (512, 2, "none")
     assert options["volumes"]["/usr"] == ("bind", ("/usr",), {"readonly": True, "nosuid": True, "nodev": True})
     assert options["volumes"]["/mnt/data"][1] == (str(spec.workspace),)
+    assert options["volumes"]["/tmp"] == ("tmpfs", (), {"size_mib": 32, "nosuid": True, "nodev": True})
+    assert options["security"] == "restricted"
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -190,6 +203,7 @@ async def test_kill_ends_the_machine_and_another_may_follow(spec: SandboxSpec) -
     os.close(reading)
     assert (await run(sandbox, "print('again')")).output == "again\n"
     await sandbox.aclose()
+    assert Machine.removed == [machine.name for machine in Machine.made], "a killed one leaves its record and its logs"
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -222,6 +236,18 @@ def test_a_machine_that_does_not_boot_is_refused_in_the_packages_words(monkeypat
     monkeypatch.setattr(Machine, "complaint", "exited before the agent was there")
     with pytest.raises(SandboxUnavailable, match="exited before the agent was there"):
         open_provider(Settings(sandbox="microvm"))
+    assert len(Machine.removed) == 1, "one that did not boot leaves its record and its logs"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_trial_has_as_long_as_a_kernel_has_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait(_self: Command) -> tuple[int, bool]:
+        await asyncio.Event().wait()
+        return 3, False
+
+    monkeypatch.setattr(Command, "wait", wait)
+    with pytest.raises(SandboxUnavailable, match=r"did not end within 0.2 s \(`start_timeout_s`\)"):
+        open_provider(Settings(sandbox="microvm", start_timeout_s=0.2))
 
 
 @pytest.mark.usefixtures("stand_in")

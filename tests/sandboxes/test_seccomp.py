@@ -66,6 +66,37 @@ async def test_ordinary_code_notices_nothing(code: str, open_sandbox: Opener) ->
 
 
 @pytest.mark.anyio
+async def test_no_file_gets_a_set_user_id_bit_in_any_way(open_sandbox: Opener) -> None:
+    """In a writable folder of the host, another user who runs such a file would be the server's."""
+    if not load_filter().program:
+        pytest.skip(load_filter().complaint)
+    sandbox, _ = await open_sandbox(usable("namespace"))
+    code = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+def opened(mode): os.close(os.open(f'o{mode:o}', os.O_CREAT | os.O_WRONLY, mode))
+def temporary(mode): os.close(os.open('.', os.O_TMPFILE | os.O_WRONLY, mode))
+def made(mode): os.mknod(f'n{mode:o}', 0o100000 | mode)
+def changed(mode): os.chmod(f'c{mode & 0o777:o}', mode)
+def by_number(mode):  # fchmodat2
+    if libc.syscall(452, -100, b'c755', mode, 0) < 0: raise OSError(ctypes.get_errno(), 'refused')
+open('c755', 'w').close()
+def fchanged(mode):
+    with open('c755') as file: os.fchmod(file.fileno(), mode)
+ways = [opened, temporary, made, changed, fchanged, by_number]
+for way in ways:
+    for mode in (0o4755, 0o2755, 0o6755):
+        try: way(mode)
+        except OSError: continue
+        print('breach', way.__name__, oct(mode))
+for way in ways[:-1]: way(0o755)
+assert not any(os.stat(name).st_mode & 0o6000 for name in os.listdir('.'))
+"""
+    outcome = await run(sandbox, code)
+    assert (outcome.status, outcome.output) == (0, "")
+
+
+@pytest.mark.anyio
 async def test_the_filter_is_on_the_command_and_on_the_first_process(open_sandbox: Opener) -> None:
     if not load_filter().program:
         pytest.skip(load_filter().complaint)

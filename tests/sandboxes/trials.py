@@ -20,7 +20,7 @@ PYTHON = os.path.realpath(sys.executable)
 READABLE = [Path(sys.prefix), Path(sys.base_prefix)]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 DEADLINE_S = 60
-SLOW = {"container"}
+SLOW = {"container", "microvm"}
 """Providers that take half a second and more for a sandbox: they get fewer of them."""
 
 

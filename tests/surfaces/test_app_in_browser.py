@@ -162,6 +162,21 @@ async def test_a_host_draws_cells_follows_a_running_one_and_keeps_hostile_output
     assert site.reached in ([], ["/favicon.ico"], ["/favicon.ico"] * 2)
 
 
+async def test_the_view_opens_the_session_in_the_console_where_the_server_has_one(
+    browser: Any, site: Site, caller: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+):
+    session_id = await caller.new_session()
+    await caller.execute("1", session_id)
+    _, view = await opened(browser, site, caller, "light", await caller.call(TOOL, session_id=session_id))
+    await playwright.expect(view.get_by_text("In [1]")).to_be_visible()
+    await playwright.expect(view.get_by_role("button", name="Open in the console")).to_be_hidden()
+    monkeypatch.setattr(runtime.sessions.inbox, "console_url", lambda: "https://jar.example.org")
+    page, view = await opened(browser, site, caller, "dark", await caller.call(TOOL, session_id=session_id))
+    await view.get_by_role("button", name="Open in the console").click()
+    await page.wait_for_function("() => window.openedLink")
+    assert await page.evaluate("window.openedLink") == f"https://jar.example.org/console/sessions/{session_id}"
+
+
 async def test_what_has_no_cells_is_told_in_words(browser: Any, site: Site, caller: Caller):
     session_id = await caller.new_session()
     _, view = await opened(browser, site, caller, "light", await caller.call(TOOL, session_id=session_id))

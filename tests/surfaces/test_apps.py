@@ -99,6 +99,17 @@ async def test_a_running_cell_is_shown_as_far_as_it_is(host: Caller, runtime: Ru
     await host.ended(running.execution_id)
 
 
+async def test_a_server_with_an_address_says_where_its_console_shows_the_session(
+    host: Caller, runtime: Runtime, shared_session: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runtime.sessions.inbox, "console_url", lambda: "https://jar.example.org")
+    answer = await host.call(TOOL, session_id=shared_session)
+    address = f"https://jar.example.org/console/sessions/{shared_session}"
+    assert answer.structured_content is not None
+    assert answer.structured_content["console"] == address
+    assert f"In the console: {address}" in text_of(answer)
+
+
 async def test_sessions_of_others_and_wrong_executions_are_refused_as_unknown(
     host: Caller, runtime: Runtime, shared_session: str
 ):

@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from calls import LEGACY, Caller, connected, opened_runtime, text_of
+from calls import LEGACY, MODERN, Caller, connected, opened_runtime, text_of
 from mcp.types import ElicitResult
 
 from belljar.cli import inbox as command
@@ -15,8 +16,9 @@ from belljar.environments import Environment
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.runtime import Runtime
+from task_clients import TaskFollower, ask
 from waiting import until
-from workflow_texts import form, workflow
+from workflow_texts import code, form, workflow
 
 pytestmark = pytest.mark.anyio
 POLICY = """
@@ -123,6 +125,26 @@ async def test_a_rule_for_the_console_is_never_put_to_the_client(runtime: Runtim
     assert told == [("approved", "ada"), ("declined", "ada")]
 
 
+async def test_a_client_cannot_answer_for_the_console_by_naming_a_question_that_it_was_not_asked(
+    runtime: Runtime, caller: Caller, shared_session: str
+):
+    """As the input of a task, for example: the ids are no secret to it."""
+
+    async def never(context: Any, params: Any) -> ElicitResult:
+        raise AssertionError("it was put to the client")
+
+    async with connected(runtime, MODERN, extensions=[TaskFollower()], elicitation_callback=never) as asker:
+        code = "import os; bool(os.getcwd())"
+        running = await caller.execute(code, shared_session, wait_s=0)
+        question = await asked(runtime, running.execution_id)
+        session = asker.client.session
+        sent = {"question-1": {"action": "accept", "content": {}}}
+        await ask(session, "tasks/update", running.execution_id, inputResponses=sent)
+        assert runtime.sessions.inbox.find(question.id, None).state == "waiting"
+        await runtime.sessions.inbox.answer(question.id, None, action="decline", by="ada", where="terminal")
+        assert (await caller.ended(running.execution_id)).status == "rejected"
+
+
 @pytest.mark.parametrize("era", [LEGACY, "2026-07-28"])
 async def test_the_first_answer_wins_from_wherever_it_comes(
     runtime: Runtime, caller: Caller, shared_session: str, era: str
@@ -176,6 +198,29 @@ async def test_interrupted_and_foreign_questions_and_wrong_answers_are_told_apar
     with pytest.raises(QuestionClosed, match="is not asked any more"):
         await answer(runtime, question.id, n=1)
     assert inbox.find(question.id, "local").state == "withdrawn"
+
+
+async def test_an_agent_is_told_that_a_question_of_a_run_is_answered_at_the_server(runtime: Runtime, caller: Caller):
+    definition = workflow(code("look", "import os; os.getcwd()"))
+    answered = await caller.call("run_workflow", definition=definition, wait_s=30)
+    text = text_of(answered)
+    assert "A person has to decide at the server, in `belljar console` or with `belljar inbox`: tell them." in text
+    assert "answer=" not in text
+    (question,) = [each for each in runtime.sessions.inbox.waiting(None) if each.kind == "workflow"]
+    await answer(runtime, question.id)
+
+
+async def test_a_cell_may_wait_for_somebody_who_is_not_there_yet_but_not_for_ever(
+    default_environment: Environment, tmp_path: Path
+):
+    async with (
+        opened_runtime(default_environment, tmp_path, ask_in_console="always", ask_timeout_s=1) as runtime,
+        connected(runtime) as caller,
+    ):
+        result = await caller.execute("input('Anybody? ')")
+        assert "EOFError" in str(result.error)
+        (question,) = runtime.sessions.inbox.ended(None)
+        assert (question.state, question.message.strip()) == ("expired", "Anybody?")
 
 
 async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller: Caller):

@@ -31,7 +31,7 @@ from belljar.runtime import Runtime
 from belljar.sandboxes.base import HostCheck
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import load_settings
-from belljar.surfaces.http import serve_http
+from belljar.surfaces.http import build_app, serve_http
 from belljar.surfaces.server import build_http_app
 from waiting import until
 
@@ -353,6 +353,20 @@ async def test_the_newer_format_is_spoken_too(runtime: Runtime) -> None:
 
 
 # Who may read them
+
+
+async def test_a_request_through_a_proxy_to_a_server_without_keys_is_warned_of_once(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with app_client(runtime) as client:
+        await client.get("/")
+        assert "proxy" not in caplog.text
+        for _ in range(2):
+            await client.get("/", headers={"x-forwarded-for": "203.0.113.9"})
+    (warning,) = [record for record in caplog.records if "came through a proxy" in record.getMessage()]
+    assert "BELLJAR_API_KEYS" in warning.getMessage()
+    keyed = runtime.settings.model_copy(update={"api_keys": [SecretStr("ann:sha256:" + "0" * 64)]})
+    assert build_app({}, keyed).user_middleware == []
 
 
 async def test_metrics_are_for_this_machine_by_default(runtime: Runtime) -> None:

@@ -49,6 +49,24 @@ def attach(registry: Registry, session: Session, author: str = "") -> "LocalAtta
     return LocalAttachment(session, registry.executions.display_reader(session.id), author)
 
 
+async def between_cells(session: Session, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
+    """Return the kernel's answer, asked under the session's turn; None when the session is busy or has no kernel."""
+    if session.is_busy:
+        return None
+    try:
+        async with asyncio.timeout(TURN_PATIENCE_S):
+            await session.turn.acquire()
+    except TimeoutError:
+        return None
+    try:
+        kernel = session.session_kernel.kernel
+        return await ask(kernel) if kernel is not None and kernel.is_alive() else None
+    except KernelDied:
+        return None
+    finally:
+        session.turn.release()
+
+
 class LocalAttachment:
     """An `AttachedSession` whose session is in this process."""
 
@@ -239,23 +257,8 @@ class LocalAttachment:
         )
 
     async def _between_cells(self, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
-        """Return the kernel's answer, asked under the session's turn; None when the session is busy."""
-        session = self._session
-        if session.is_busy:
-            return None
-        try:
-            async with asyncio.timeout(TURN_PATIENCE_S):
-                await session.turn.acquire()
-        except TimeoutError:
-            return None
-        try:
-            kernel = session.session_kernel.kernel
-            session.lease.touch()
-            return await ask(kernel) if kernel is not None and kernel.is_alive() else None
-        except KernelDied:
-            return None
-        finally:
-            session.turn.release()
+        self._session.lease.touch()
+        return await between_cells(self._session, ask)
 
     async def aclose(self) -> None:
         """See `AttachedSession`."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +25,16 @@ from belljar.environments.managed import DEFAULT, folder, is_ready
 from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
 from belljar.provisioning.gpus import SessionGpus
+from belljar.provisioning.host_folders import folder_faults, open_host_folders
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import HostCheck, Provider
+from belljar.sandboxes.base import FolderProvider, HostCheck, Provider
+from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_settings, parse_key
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
+from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
 
@@ -61,11 +64,13 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "sandbox": _check_sandboxes,
         "limits": _check_limits,
         "gpus": _check_gpus,
+        "folders": check_folders,
         "environments": _check_environments,
         "azure": _check_azure,
         "forks": _check_forks,
         "toolbox": _check_toolbox,
         "guardrails": _check_guardrails,
+        "http": check_http,
         "tls": _check_tls,
         "browser": _check_browser,
         "node": _check_node,
@@ -81,7 +86,14 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield HostFinding("host", "ok", "system", f"{_system_name()}, {platform.machine()}, {os.cpu_count()} CPUs")
     yield HostFinding("host", "ok", "kernel", platform.release())
     yield HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield _check_memory()
     yield _check_data_directory(settings.data_directory)
+
+
+def _check_memory() -> HostFinding:
+    if shortage := memory_shortage():
+        return HostFinding("host", "warn", "memory", shortage, cost="the server may be killed, and its variables lost")
+    return HostFinding("host", "ok", "memory", f"{memory_allowance_mb():,} MB for the server and its sessions")
 
 
 def _check_data_directory(folder: Path) -> HostFinding:
@@ -164,6 +176,43 @@ def _check_limits(settings: Settings) -> Iterator[HostFinding]:
 def _check_gpus(settings: Settings) -> Iterator[HostFinding]:
     gpus = SessionGpus(settings, providers(settings)[settings.sandbox], settings.data_directory / "sessions")
     yield _finding("gpus", "gpus", gpus.check(), is_needed=gpus.is_on)
+
+
+def check_folders(settings: Settings) -> Iterator[HostFinding]:
+    """Yield each folder of the host that sessions see, and whose sessions those are."""
+    provider = providers(settings)[settings.sandbox]
+    if not settings.folders:
+        return
+    if not isinstance(provider, FolderProvider):
+        open_host_folders(settings, provider)  # which says what to do
+        return
+    for shown, fault in folder_faults(settings, provider):
+        entry = settings.folders[shown.name]
+        whose = f"the sessions of {', '.join(entry.owners)}" if entry.owners else "all sessions"
+        rights = "read and write" if entry.writable else "read"
+        if fault is not None:
+            detail = fault.message.removeprefix(f"folders.{shown.name}: ")
+            yield HostFinding("folders", "fail", shown.name, detail, fault.hint or "", _NO_SESSIONS)
+        elif strangers := _unknown_owners(settings, entry.owners):
+            detail = f"{shown.path}: no key of api_keys is named {', '.join(strangers)}, so none of theirs sees it"
+            yield HostFinding("folders", "warn", shown.name, detail, "Correct owners, or add the key")
+        else:
+            yield HostFinding("folders", "ok", shown.name, f"{shown.path}: {whose} may {rights} it")
+
+
+def _unknown_owners(settings: Settings, owners: Sequence[str]) -> list[str]:
+    """Return the owners that no credential of the settings can be; the subjects of an issuer are not known here."""
+    keys = {parse_key(key.get_secret_value()).name for key in settings.api_keys}
+    return [
+        name for name in owners
+        if name != "local" and not name.startswith("jwt:") and name.removeprefix("key:") not in keys
+    ]  # fmt: skip
+
+
+def check_http(settings: Settings) -> Iterator[HostFinding]:
+    """Yield a warning where callers through a proxy could not be told apart."""
+    if warning := proxy_warning(settings):
+        yield HostFinding("http", "warn", "callers", warning, PROXY_HINT)
 
 
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:

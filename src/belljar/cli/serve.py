@@ -19,6 +19,7 @@ from belljar.environments import prepare
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor.choices import from_variables
+from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
@@ -82,6 +83,8 @@ async def serve(settings: Settings, env_file: str = "") -> None:
         log.info("%s", env_file)
     if settings.http:
         check_bind(settings)
+        if warning := proxy_warning(settings):
+            log.warning("%s. %s", warning, PROXY_HINT)
         if settings.environment == "default" and sys.stderr.isatty() and _needs_sessions(settings):
             await prepare(settings, show=True)
     with _stop_on_signals() as stop:

@@ -39,9 +39,21 @@ class Acts:
             file = form.get("file")
             if act == "upload" and isinstance(file, UploadFile):
                 name = fields.get("name", "").strip() or (file.filename or "").replace("\\", "/").rpartition("/")[2]
-                await self._monitor.write_file(access, session_id, name, await file.read())
-                return _back(session_id)
+                folder = fields.get("folder")
+                path = f"{folder.strip('/')}/{name}" if folder else name
+                await self._monitor.write_file(access, session_id, path, await file.read())
+                return _back(session_id) if folder is None else _to_files(session_id, folder)
         return await self._act(access, session_id, act, fields)
+
+    async def create(self, request: Request) -> Response:
+        """Answer `POST /console/sessions/new`: open a session of the person's own."""
+        access: Access = request.state.access
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > _FORM_BYTES:
+            raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
+        async with request.form(max_files=0, max_fields=5) as form:
+            made = await self._monitor.create(access, reason=str(form.get("reason", "")).strip()[:200])
+        return _back(made.session_id)
 
     async def answer(self, request: Request) -> Response:
         """Answer `POST /console/inbox/ID`: pass a person's answer on. Its values are not kept."""
@@ -77,12 +89,16 @@ class Acts:
                 return RedirectResponse("/console", status_code=303)
             case "delete":
                 await monitor.delete_file(access, session_id, fields.get("name", ""))
-                return _back(session_id, "/files")
+                return _to_files(session_id, fields.get("name", "").rpartition("/")[0])
             case "upload":
                 raise InvalidArgument("no file was chosen", hint="Choose a file first")
             case _:
                 raise InvalidArgument(f"there is no act {act[:64]!r}")
         return _back(session_id)
+
+
+def _to_files(session_id: str, folder: str) -> Response:
+    return _back(session_id, f"/files?path={quote(folder.strip('/'), safe='/')}" if folder else "/files")
 
 
 def _back(session_id: str, place: str = "") -> Response:

@@ -11,11 +11,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from belljar.console.acts import Acts
+from belljar.console.file_pages import FilePages
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
 from belljar.console.pages import Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
+from belljar.console.variables import VariablePages
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.monitor.base import Monitor
 from belljar.settings import Settings
@@ -38,19 +40,32 @@ def console_app(
 ) -> ASGIApp:
     """Return the app for all of `PATHS`; it asks for credentials itself."""
     pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
+    variables = VariablePages(monitor, pages.page)
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
     acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
+    files = FilePages(monitor, pages)
     entrance = Entrance(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
-        Route("/console/sessions/{session_id}/files", _shown(pages.files), methods=["GET"]),
+        Route("/console/sessions/new", _shown(acts.create), methods=["POST"]),
+        Route("/console/sessions/{session_id}/files", _shown(files.folder), methods=["GET"]),
+        Route("/console/sessions/{session_id}/view", _shown(files.file), methods=["GET"]),
+        Route("/console/sessions/{session_id}/picture", _answered(files.picture), methods=["GET"]),
+        Route("/console/sessions/{session_id}/calls", _shown(pages.calls), methods=["GET"]),
+        Route("/console/sessions/{session_id}/variables", _shown(variables.variables), methods=["GET"]),
+        Route("/console/sessions/{session_id}/variables/{name:path}", _shown(variables.rows), methods=["GET"]),
+        Route("/console/sessions/{session_id}/packages", _shown(variables.packages), methods=["GET"]),
+        Route("/console/sessions/{session_id}/packages", _shown(variables.install), methods=["POST"]),
         Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
         Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
+        Route("/console/executions/{execution_id}/output", _shown(pages.execution), methods=["GET"]),
+        Route("/console/executions/{execution_id}/lines", _answered(pages.lines), methods=["GET"]),
         Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
+        Route("/console/inbox/{question_id:path}", _shown(pages.one_question), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(acts.answer), methods=["POST"]),
         Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
         Route("/console/health", _shown(pages.health), methods=["GET"]),
@@ -161,19 +176,22 @@ class Entrance:
     async def enter(self, request: Request) -> Response:
         """Answer `POST /console/enter`: sign in with the token of a link, or with a key."""
         address = request.client.host if request.client else ""
-        if (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
-            response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
-            response.headers["Retry-After"] = str(int(wait_s) + 1)
-            return response
-        length = request.headers.get("content-length", "0")
+        # A form without a length could go on for ever, and nobody has shown who they are yet.
+        length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _MOST_FORM_BYTES:
             return HTMLResponse(self._page(request, "That is too long for a key"), status_code=413)
         async with request.form(max_files=0, max_fields=10) as form:
             token, key = str(form.get("token", "")), str(form.get("key", "")).strip()
             wanted = str(form.get("next", ""))
+        # Links cannot be guessed, so nobody can keep their owner out by guessing keys from the same address.
+        if not token and (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
+            response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
+            response.headers["Retry-After"] = str(int(wait_s) + 1)
+            return response
         cookie = self._sign_in.with_link(token) if token else await self._sign_in.with_key(key)
         if cookie is None:
-            self._sign_in.guesses.add(address)
+            if not token:
+                self._sign_in.guesses.add(address)
             told = (
                 "This link has been used, or is older than ten minutes"
                 if token

@@ -4,19 +4,21 @@ One renderer serves the first look at a page and the changes of a page that is o
 nothing gets into our document but escaped text and the addresses of pictures and frames, which are made of ids of ours.
 """
 
+import asyncio
 import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, Final, Literal
 
 from belljar.console.templating import markup
 from belljar.models import Display, OutputEvent
 from belljar.outputs.html import highlighted
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG, is_readable
-from belljar.outputs.terminal_text import as_plain, coloured
+from belljar.outputs.terminal_text import as_plain, coloured, printable
 
 MARKDOWN: Final = "text/markdown"
 FRAMED: Final = (PAGE, MARKDOWN)
@@ -25,12 +27,19 @@ _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
 _TAGS: Final = re.compile(r"<[^<>]*>")
 _ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
 _MOST_ALT_CHARS: Final = 200
+# On a screen of 320 pixels a line has 36 characters, and boxes of code and text show 28 lines and more.
+_TALL_CHARS, _TALL_LINES = 800, 24
 # A block that has grown beyond this is followed by another one, so that a change never sends more than this again.
 _MOST_BLOCK_CHARS: Final = 8_000
 
 BlockKind = Literal["text", "error", "picture", "frame", "left-out", "file"]
 HasScript = Callable[[str, str], bool]
 """Tells whether the stored display of an execution, by its name, has a script."""
+
+
+def is_tall(text: str) -> bool:
+    """Return whether a text may be cut off in its box, also on a narrow screen: then the keyboard has to reach it."""
+    return len(text) > _TALL_CHARS or text.count("\n") > _TALL_LINES
 
 
 @dataclass(slots=True)
@@ -51,6 +60,11 @@ class OutputBlock:
     size: int = 0
     display: str = ""
     """A key for displays that later output may update."""
+
+    @property
+    def is_tall(self) -> bool:
+        """Return whether it may have more lines than are shown at once, so that keys have to be able to scroll it."""
+        return is_tall(self.text)
 
     @property
     def html(self) -> Any:
@@ -246,15 +260,33 @@ def _readable(form: Display | None) -> str:
 # Code
 
 _MOST_REMEMBERED: Final = 2_000
+# Pygments takes a second for 50,000 characters. Longer cells, and what comes after so many of one page, stay plain.
+_LONGEST_HIGHLIGHTED: Final = 10_000
+_HIGHLIGHTED_AT_ONCE: Final = 100_000
 _highlighted: dict[bytes, Any] = {}
 
 
+async def highlight(codes: Iterable[str]) -> None:
+    """Highlight code for `code_markup`, in a thread, because everybody's cells would wait for it otherwise."""
+    wanted: dict[bytes, str] = {}
+    left = _HIGHLIGHTED_AT_ONCE
+    for code in codes:
+        if len(code) <= min(left, _LONGEST_HIGHLIGHTED) and (key := _code_key(code)) not in _highlighted:
+            wanted[key] = code
+            left -= len(code)
+    if not wanted:
+        return
+    made = await asyncio.to_thread(lambda: {key: markup(highlighted(code)) for key, code in wanted.items()})
+    _highlighted.update(made)
+    while len(_highlighted) > _MOST_REMEMBERED:
+        del _highlighted[next(iter(_highlighted))]
+
+
 def code_markup(code: str) -> Any:
-    """Return Python as highlighted HTML; remembered, because the same cells are shown again and again."""
-    key = hashlib.sha256(code.encode(errors="replace")).digest()
-    found = _highlighted.get(key)
-    if found is None:
-        found = _highlighted[key] = markup(highlighted(code))
-        if len(_highlighted) > _MOST_REMEMBERED:
-            del _highlighted[next(iter(_highlighted))]
-    return found
+    """Return Python as HTML, highlighted where `highlight` has done it; the same cells are shown again and again."""
+    found = _highlighted.get(_code_key(code))
+    return found if found is not None else markup(escape(printable(code.replace("\r\n", "\n"))))
+
+
+def _code_key(code: str) -> bytes:
+    return hashlib.sha256(code.encode(errors="replace")).digest()

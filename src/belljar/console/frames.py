@@ -90,7 +90,7 @@ class Frames:
             runs_scripts = request.query_params.get("scripts") == "1" and self._allows_scripts
             return await _page(content, form.mime if form else PAGE, runs_scripts=runs_scripts)
         mime = _BY_SUFFIX[wanted["suffix"]]
-        return await _picture(await self._content(access, execution_id, forms.get(mime)), mime)
+        return await picture_response(await self._content(access, execution_id, forms.get(mime)), mime)
 
     async def _content(self, access: Access, execution_id: str, form: Display | None) -> bytes:
         if form is None:
@@ -112,11 +112,18 @@ def _forms(event: OutputEvent) -> dict[str, Display]:
 
 
 async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
+    # In a thread, because a page may have many megabytes.
+    document, policy = await asyncio.to_thread(_document, content, mime, runs_scripts=runs_scripts)
+    return HTMLResponse(document, headers={**_HEADERS, "Content-Security-Policy": policy})
+
+
+def _document(content: bytes, mime: str, *, runs_scripts: bool) -> tuple[bytes, str]:
+    """Return a page of a cell as a whole document, and its policy."""
     text = content.decode(errors="replace")
     if mime == MARKDOWN:
-        text = await asyncio.to_thread(_markdown, text)
+        text = _markdown(text)
     # A script could make such elements by itself, so that sealing them would only break what it shows.
-    body = printable(text) if runs_scripts else await asyncio.to_thread(_sealed, text)
+    body = printable(text) if runs_scripts else _sealed(text)
     nonce = secrets.token_urlsafe(16)
     if runs_scripts:
         scripts = "script-src 'unsafe-inline' 'unsafe-eval' blob:; worker-src blob:"
@@ -126,7 +133,7 @@ async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:
         first = f'<script nonce="{nonce}">{_HEIGHT}</script>'
     policy = f"sandbox allow-scripts; {_COMMON}; {scripts}"
     document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{_STYLE}</head><body>{body}</body></html>'
-    return HTMLResponse(document.encode(errors="replace"), headers={**_HEADERS, "Content-Security-Policy": policy})
+    return document.encode(errors="replace"), policy
 
 
 def _sealed(html: str) -> str:
@@ -142,7 +149,8 @@ def _markdown(text: str) -> str:
     return str(MarkdownIt("commonmark", options).enable("table").render(printable(text)))
 
 
-async def _picture(content: bytes, mime: str) -> Response:
+async def picture_response(content: bytes, mime: str) -> Response:
+    """Return a picture whose header is of its type, so that browsers take it for nothing else."""
     if mime != SVG and not await asyncio.to_thread(_is_picture, content, mime):
         raise ExecutionNotFound("the display is not a picture of its type")
     # In an <img> no script of an SVG runs; opened by itself, the policy keeps it from running too.

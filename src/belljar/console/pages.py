@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -9,10 +10,10 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, stored_pages
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, is_tall, stored_pages
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_words, render
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
     Access,
@@ -28,6 +29,7 @@ from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
 _LINES_AT_ONCE: Final = 500
+_WINDOW_LINES: Final = 200
 _WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MOST_REMEMBERED: Final = 5_000
@@ -35,6 +37,9 @@ _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
 _LOST_SHOWN: Final = 20
 _ENDED_SHOWN: Final = 20
+_FORKS_SHOWN: Final = 50
+_MOST_DECISIONS: Final = 2_000
+_DECISIONS_SHOWN: Final = 200
 _MOST_LINE_CHARS: Final = 120
 _UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
@@ -85,6 +90,11 @@ class CellView:
         """Return the first line of its code that is not empty."""
         lines = (line.strip() for line in self.entry.code.splitlines())
         return next((line for line in lines if line), "")[:_MOST_LINE_CHARS]
+
+    @property
+    def is_tall(self) -> bool:
+        """Return whether its code may have more lines than are shown at once."""
+        return is_tall(self.entry.code)
 
     @property
     def lost_more(self) -> int:
@@ -155,7 +165,7 @@ class Pages:
         found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
         live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
         others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
-        return await self._page(
+        return await self.page(
             "sessions.html",
             request,
             live=live,
@@ -180,7 +190,7 @@ class Pages:
         views = await self.views(access, entries, detail)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
-        return await self._page(
+        return await self.page(
             "session.html",
             request,
             session=detail,
@@ -202,15 +212,7 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail)
-        return HTMLResponse("".join(map(self.cell, views)))
-
-    async def files(self, request: Request) -> Response:
-        """Answer `/console/sessions/ID/files`."""
-        access: Access = request.state.access
-        session_id = str(request.path_params["session_id"])
-        detail = await self._monitor.session(access, session_id)
-        found = await self._monitor.files(access, session_id, after=request.query_params.get("after", "")[:4_096])
-        return await self._page("files.html", request, session=detail, files={"items": found.items, "next": found.next})
+        return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
     async def timeline(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
@@ -220,7 +222,29 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
         cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
-        return await self._page("timeline.html", request, session=detail, cells=cells, next=found.next)
+        forks = await self._forks(access, detail)
+        return await self.page("timeline.html", request, session=detail, cells=cells, next=found.next, forks=forks)
+
+    async def _forks(self, access: Access, detail: SessionDetail) -> dict[str, list[SessionDetail]]:
+        """Return the forks of a session by the execution before which each was made; empty for where it was then."""
+        forks: dict[str, list[SessionDetail]] = {}
+        for session_id in detail.forks[-_FORKS_SHOWN:]:
+            with suppress(BelljarError):
+                fork = await self._monitor.session(access, session_id)
+                forks.setdefault(fork.origin_execution, []).append(fork)
+        return forks
+
+    async def calls(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/calls`: the tool calls of its latest cells."""
+        access: Access = request.state.access
+        session_id = str(request.path_params["session_id"])
+        detail = await self._monitor.session(access, session_id)
+        found = await self._monitor.executions(access, session_id, request.query_params.get("cursor", ""))
+        calls = await asyncio.gather(*(self._monitor.calls(access, entry.execution_id) for entry in found.items))
+        rows = [
+            (CellView(entry, [], ""), _waterfall(made)) for entry, made in zip(found.items, calls, strict=True) if made
+        ]
+        return await self.page("calls.html", request, session=detail, rows=rows, next=found.next)
 
     # Questions
 
@@ -229,17 +253,30 @@ class Pages:
         access: Access = request.state.access
         ended = await self._monitor.questions(access, "ended")
         questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
-        return await self._page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
+        return await self.page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN], only=False)
+
+    async def one_question(self, request: Request) -> Response:
+        """Answer `GET /console/inbox/ID`: one question, whether it waits or not."""
+        access: Access = request.state.access
+        question_id = str(request.path_params["question_id"])
+        waiting = [one for one in await self._monitor.questions(access) if one.id == question_id]
+        ended = [one for one in await self._monitor.questions(access, "ended") if one.id == question_id]
+        if not waiting and not ended:
+            raise QuestionNotFound(f"there is no question {question_id[:80]!r}", hint="The inbox lists those that wait")
+        questions = [QuestionView.of(entry) for entry in waiting]
+        return await self.page("inbox.html", request, questions=questions, ended=ended, only=True)
 
     def question(self, entry: InboxQuestion) -> str:
         """Return a question as a part of the inbox."""
         return render("_question.html", question=QuestionView.of(entry), **_helpers())
 
-    async def _page(self, template: str, request: Request, **values: Any) -> Response:
+    async def page(self, template: str, request: Request, **values: Any) -> Response:
+        """Return a page with what all pages have."""
         access: Access = request.state.access
         waiting = len(await self._monitor.questions(access))
-        page = render(template, access=access, path=request.url.path, waiting=waiting, **_helpers(), **values)
-        return HTMLResponse(page)
+        everything = {"access": access, "path": request.url.path, "waiting": waiting, **_helpers(), **values}
+        # In a thread, because the output of fifty cells may take seconds to colour.
+        return HTMLResponse(await asyncio.to_thread(render, template, **everything))
 
     # One execution, decisions, health
 
@@ -248,30 +285,48 @@ class Pages:
         access: Access = request.state.access
         execution_id, query = str(request.path_params["execution_id"]), request.query_params
         entry = await self._monitor.execution(access, execution_id)
-        first = query.get("first", "1")
-        place = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
         text = query.get("q", "")[:200]
-        lines = await self._monitor.lines(access, execution_id, max(1, place), _LINES_AT_ONCE, text)
-        return await self._page(
+        lines = await self._monitor.lines(access, execution_id, _line_number(request), _LINES_AT_ONCE, text)
+        await highlight([entry.code])
+        return await self.page(
             "execution.html",
             request,
             cell=CellView(entry, [], code_markup(entry.code)),
             lines=lines,
             count=_LINES_AT_ONCE,
             q=text,
+            decisions=await self._monitor.decisions(access, execution_id=execution_id),
             calls=_waterfall(await self._monitor.calls(access, execution_id)),
             plain=as_plain,
         )
 
+    async def lines(self, request: Request) -> Response:
+        """Answer `/console/executions/ID/lines`: some lines, as a part of the page."""
+        access: Access = request.state.access
+        execution_id = str(request.path_params["execution_id"])
+        lines = await self._monitor.lines(access, execution_id, _line_number(request), _WINDOW_LINES)
+        return HTMLResponse(render("_lines.html", lines=lines, plain=as_plain))
+
     async def decisions(self, request: Request) -> Response:
-        """Answer `/console/decisions`."""
-        return await self._page(
-            "decisions.html", request, decisions=await self._monitor.decisions(request.state.access, limit=200)
+        """Answer `/console/decisions`, filtered by session, rule or tool, and by what was decided."""
+        query = request.query_params
+        wanted, decision = query.get("q", "")[:200], query.get("decision", "")[:40]
+        found = await self._monitor.decisions(request.state.access, limit=_MOST_DECISIONS)
+        known = sorted({str(one.get("decision", "")) for one in found} - {""})
+        if decision:
+            found = [one for one in found if one.get("decision") == decision]
+        if wanted:
+            found = [one for one in found if wanted.lower() in " ".join(map(str, one.values())).lower()]
+        shown = found[:_DECISIONS_SHOWN]
+        return await self.page(
+            "decisions.html", request, decisions=shown, wanted=wanted, decision=decision, known=known
         )
 
     async def health(self, request: Request) -> Response:
         """Answer `/console/health`."""
-        return await self._page("health.html", request, health=await self._monitor.health(request.state.access))
+        access: Access = request.state.access
+        health, usage = await self._monitor.health(access), await self._monitor.usage(access)
+        return await self.page("health.html", request, health=health, usage=usage)
 
     # Cells
 
@@ -287,6 +342,7 @@ class Pages:
             output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
+        await highlight(entry.code for entry in reversed(entries))
         return [
             CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
             for entry, output in zip(entries, outputs, strict=True)
@@ -312,6 +368,11 @@ class Pages:
         """Return the end of the output of a cell that printed more than its page shows while it runs."""
         block = OutputBlock(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
         return render("_tail.html", block=block, lines=lines, **_helpers())
+
+
+def _line_number(request: Request) -> int:
+    first = request.query_params.get("first", "1")
+    return max(1, int(first)) if first.isdecimal() and len(first) < 10 else 1
 
 
 def _place(views: list[CellView]) -> str:
@@ -370,11 +431,11 @@ def _rough(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
-def _spark(values: list[float], width: int = 96, height: int = 20) -> str:
-    """Return the points of a line through values, for a picture of this size."""
+def _spark(values: list[float], width: int = 96, height: int = 20, most: float = 0.001) -> str:
+    """Return the points of a line through values, for a picture of this size that reaches up to `most` at least."""
     if len(values) < 2:
         return ""
-    most = max(*values, 0.001)
+    most = max(*values, most)
     step = width / (len(values) - 1)
     return " ".join(
         f"{place * step:.1f},{height - 1 - value / most * (height - 2):.1f}" for place, value in enumerate(values)

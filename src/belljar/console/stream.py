@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from belljar.console.cells import RenderedOutput, RenderStep, code_markup
+from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import CellView, Pages
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
@@ -42,6 +42,8 @@ class PageStreams:
         kind, _, session_id = page.partition(":")
         if kind == "sessions":
             events = self._sessions(access, after)
+        elif kind == "waiting":
+            events = self._waiting(access)
         elif kind == "inbox":
             events = self._inbox(access)
         elif kind == "session":
@@ -49,7 +51,7 @@ class PageStreams:
             events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
         else:
             raise InvalidArgument(f"there is no page {page[:64]!r}")
-        return event_stream(self._present(access, events), self._shares, access.principal)
+        return event_stream(request, self._present(access, events), self._shares, access.principal)
 
     async def _present(self, access: Access, events: AsyncGenerator[dict[str, str]]) -> AsyncGenerator[dict[str, str]]:
         """Yield the events while the monitor is told that somebody is there who may answer questions."""
@@ -101,6 +103,16 @@ class PageStreams:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
+    async def _waiting(self, access: Access) -> AsyncGenerator[dict[str, str]]:
+        """Yield how many questions wait, for pages that show nothing else that changes."""
+        told: int | None = None
+        async with aclosing(self._inbox(access)) as changes:
+            async for one in changes:
+                data = json.loads(one["data"])
+                if data["do"] == "waiting" and len(data["ids"]) != told:
+                    told = len(data["ids"])
+                    yield change("inbox", count=told)
+
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""
         changed: set[str] = set()
@@ -112,7 +124,10 @@ class PageStreams:
             async with aclosing(self._monitor.happenings(access, after)) as happened:
                 async for item in happened:
                     place = item.id
-                    changed.add({"reset": "", "question": _INBOX}.get(item.kind, item.session_id))
+                    if item.kind != "question":
+                        changed.add("" if item.kind == "reset" else item.session_id)
+                    else:  # those of workflows may have no session
+                        changed.update({_INBOX, item.session_id or _INBOX})
                     wake.set()
 
         listening = asyncio.get_running_loop().create_task(listen())
@@ -197,6 +212,7 @@ class SessionPageStream:
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
         match item.kind:
             case "cell" if item.execution is not None:
+                await highlight([item.execution.code])
                 if self._cell is None or self._cell.execution_id != item.execution_id:
                     self._cell = await self._output(item.execution)
                     html = self._pages.cell(_view(item.execution, self._cell))

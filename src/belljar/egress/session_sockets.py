@@ -71,6 +71,8 @@ class _Acceptor:
     def __init__(self, listener: socket.socket, begin: Callable[[], asyncio.Protocol]) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        # For the loop, which would format the socket object for an error that it then catches.
+        self._descriptor = listener.fileno()
         self._begin = begin
         self._left = float(AT_ONCE)
         self._counted_at = self._loop.time()
@@ -79,10 +81,10 @@ class _Acceptor:
 
     def start(self) -> None:
         self._timer = None
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._descriptor, self._accept)
 
     def _pause(self, seconds: float) -> None:
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._descriptor)
         self._timer = self._loop.call_later(seconds, self.start)
 
     def _accept(self) -> None:
@@ -108,7 +110,7 @@ class _Acceptor:
     async def aclose(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._descriptor)
         # Wait for the accepted connections to start, because whoever serves them also ends them.
         await asyncio.gather(*self._starting, return_exceptions=True)
 

@@ -283,11 +283,13 @@ class Execution:
         self.reply(text_reply(text), number)
 
     def reply(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
-        """Answer the pending question; an answer that names the `number` of another question is ignored.
+        """Answer the pending question for the client; an answer that names the `number` of another one is ignored.
 
+        So is one to a question that a rule keeps from clients, which could name it without ever having been asked.
         `by` is the person who answers, and `where` they do, for the record.
         """
-        self._questions.answer(reply, number, by=by, where=where)
+        if self.question is not None:
+            self._questions.answer(reply, number, by=by, where=where)
 
     # Across a change of servers
 

@@ -27,7 +27,6 @@ PRESENCE_S = 30.0
 MOST_ENDED = 50
 MOST_MESSAGE_CHARS = 20_000
 MOST_ANSWER_BYTES = 64 * 1024
-ON_THE_MACHINE = "on the server's machine in `belljar console`"
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
 Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
@@ -93,11 +92,13 @@ class Inbox:
         return self._rule != "never"
 
     def place(self) -> str:
-        """Return where people answer, in words for the agent; empty where they cannot."""
+        """Return where people answer, in words for the agent that a command follows; empty where they cannot."""
         if not self.is_open:
             return ""
         url = self.console_url()
-        return f"at {url}/console/inbox, or on the server's machine" if url else ON_THE_MACHINE
+        if url:
+            return f"at {url}/console/inbox, or on the server's machine with"
+        return "on the server's machine with `belljar console` or"
 
     def may_ask(self, principal: str) -> bool:
         """Return whether a question of this owner may wait here for somebody."""

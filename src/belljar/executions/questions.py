@@ -41,7 +41,7 @@ def told_question(question_id: str, question: Question, *, where: str) -> str:
     shown = words if len(words) <= MOST_SHOWN_CHARS else f"{words[: MOST_SHOWN_CHARS - 1]}…"
     places = [] if question.in_console else ["in your client, if it can ask"]
     if where:
-        places.append(f"{where} (`belljar inbox answer {question_id}`)")
+        places.append(f"{where} `belljar inbox answer {question_id}`")
     return f"a person: {shown!r}. It can be answered {', or '.join(places)}"
 
 

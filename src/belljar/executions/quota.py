@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from belljar.errors import TooLarge
-from belljar.files.disk_usage import FolderUsage, files_within, usage
+from belljar.files.disk_usage import FolderUsage, files_within, small_usage, usage
 
 MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
@@ -67,9 +67,9 @@ class DiskQuota:
         return 0 if self.is_over else self._limit - self.used
 
     async def look(self) -> None:
-        """Measure the folders now."""
+        """Measure the folders now: small ones here, because a thread would cost more than they do."""
         if self._limit:
-            self._usage = await asyncio.to_thread(usage, self._folders)
+            self._usage = small_usage(self._folders) or await asyncio.to_thread(usage, self._folders)
 
     async def look_if_more_than_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
         """Measure if the usage that a scan has seen is over half of a limit, or if the scan was not complete."""

@@ -1,7 +1,7 @@
 """Measures how much space folders take on disk while hostile code may be changing them.
 
 It counts blocks, not sizes, so that a sparse file counts for what it fills; a hard link counts once. It descends by
-descriptor and follows no symlink. Blocking; call it in a thread.
+descriptor and follows no symlink. Blocking; call `usage` in a thread.
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ENTRIES = 20_000
+_FEW_ENTRIES = 50
 _MAX_DEPTH = 32
 _BLOCK_BYTES = 512
 # Added for each entry, because even one without blocks costs a name and an inode.
@@ -49,16 +50,24 @@ def usage(folders: Sequence[Path]) -> FolderUsage:
     return sum(map(_used, folders), FolderUsage())
 
 
+def small_usage(folders: Sequence[Path]) -> FolderUsage | None:
+    """Measure folders with hardly a file, which takes 0.1 ms; None if they hold more."""
+    try:
+        return sum((_Walk(_FEW_ENTRIES).measure(folder) for folder in folders), FolderUsage())
+    except _TooMuch:
+        return None
+
+
 def _used(folder: Path) -> FolderUsage:
     try:
-        return _Walk().measure(folder)
+        return _Walk(_MAX_ENTRIES).measure(folder)
     except _TooMuch:
         return FolderUsage(_ask_du(folder, "-k") * 1024, _ask_du(folder, "--inodes"))
 
 
 class _Walk:
-    def __init__(self) -> None:
-        self._left = _MAX_ENTRIES
+    def __init__(self, most_entries: int) -> None:
+        self._left = most_entries
         self._links: set[int] = set()
         self._files = 0
 

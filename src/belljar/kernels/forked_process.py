@@ -25,7 +25,7 @@ from belljar.errors import CopyRefused, SandboxUnavailable
 from belljar.kernels import protocol
 from belljar.kernels.base import KernelSnapshot
 from belljar.kernels.wire import Wire
-from belljar.sandboxes.base import ForkedSandbox, Sandbox
+from belljar.sandboxes.base import ForkedSandbox, NamespaceEntry, Sandbox
 from belljar.sandboxes.child import open_pidfd
 
 UNKNOWN_STATUS = 256
@@ -35,6 +35,7 @@ HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
 _MAX_NOTE_BYTES = 65_536
 _RETRY_S = 0.001
 _REAP_TIMEOUT_S = 1.0
+_FORK_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ class ForkedProcess:
             return
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    async def has_left_the_origin(self) -> None:
+        """Wait until the process that forks is done with it, or the copy has reported; for a second at most."""
+        if self.has_keeper:
+            return  # the keeper has the pipe open for as long as the copy lives
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FORK_TIMEOUT_S):
+                await self._is_closed_or_met.wait()
 
     @property
     def listening_end(self) -> int:
@@ -187,12 +196,24 @@ class ForkedProcess:
 
 
 async def ask_for_copy(
-    wire: Wire, copy: Wire, kept: ForkedProcess, change: ForkIdentity, *, is_elsewhere: bool, **more: Any
+    wire: Wire,
+    copy: Wire,
+    kept: ForkedProcess,
+    change: ForkIdentity,
+    *,
+    is_elsewhere: bool,
+    entry: NamespaceEntry | None = None,
+    **more: Any,
 ) -> None:
     """Ask a runner or a zygote to fork a copy that runs.
 
-    The copy stays in the same sandbox, or with `is_elsewhere` waits for `move_into_sandbox` to name another one.
+    The copy of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with `is_elsewhere`
+    waits for `move_into_sandbox` to name another.
     """
+    descriptors = [*copy.child_ends, kept.child_end]
+    if entry is not None:
+        descriptors += [entry.holder, *entry.groups]
+        more["entry"] = _entry_words(entry)
     message = {
         "op": "fork",
         "is_elsewhere": is_elsewhere,
@@ -202,29 +223,28 @@ async def ask_for_copy(
         "folder": change.folder,
         "reseed": change.reseed,
         "threads": change.threads,
+        "descriptors": len(descriptors),
         **more,
     }
-    await wire.send(message, [*copy.child_ends, kept.child_end])
+    await wire.send(message, descriptors)
     copy.close_child_ends()
     kept.close_child_end()
 
 
-async def move_into_sandbox(
-    copy: Wire, branch: ForkedSandbox, sandbox: Sandbox, *, is_session: bool, is_held: bool = False
-) -> None:
-    """Have a copy enter a branch, which is opened first unless it is held open already.
+async def move_into_sandbox(copy: Wire, branch: ForkedSandbox, sandbox: Sandbox) -> None:
+    """Open a branch, and have a copy of a session enter it. `sandbox` is the same branch as the kernel sees it.
 
-    `sandbox` is the same branch as the kernel sees it. The copy was asked for before, so that it is forked while
-    bubblewrap makes the sandbox, because both take equally long.
+    The copy was asked for before, so that it is forked while bubblewrap makes the sandbox.
     """
-    if not is_held:
-        await hold_open(sandbox)
-    entrance = branch.entrance()
-    user = entrance.identity
-    message = {"flags": entrance.flags, "uid": user.uid, "gid": user.gid}
-    # Code of a session could keep the descriptor of a control group and leave its own group by it. So a session's copy
-    # gets none, and the host moves it.
-    await copy.send(message, [entrance.holder, *(() if is_session else entrance.groups)])
+    await hold_open(sandbox)
+    entry = branch.entrance()
+    # Code of a session could keep the descriptor of a control group and leave its own group by it. So the copy gets
+    # none, and the host moves it.
+    await copy.send(_entry_words(entry), [entry.holder])
+
+
+def _entry_words(entry: NamespaceEntry) -> dict[str, int]:
+    return {"flags": entry.flags, "uid": entry.identity.uid, "gid": entry.identity.gid}
 
 
 async def hold_open(sandbox: Sandbox) -> None:

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from belljar.kernels.forked_process import (
 from belljar.kernels.handover_note import NoNoteFile, NoteFile
 from belljar.kernels.launch import await_ready, cause_of, held_command, runner_command, session_environment
 from belljar.kernels.protocol import check_question, event_of, plain_text
+from belljar.kernels.variables import TablePage, TablePart, VariableListing
 from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
 from belljar.sandboxes.base import ForkedSandbox, Incident, Interruptible, Sandbox, SandboxProcess
@@ -55,6 +56,8 @@ EXIT_GRACE_S = 2.0
 # A kernel with jedi reads whole libraries for the first completion.
 QUESTION_PATIENCE_S = 10.0
 OVERHEARING_PATIENCE_S = 1.0
+# The runner gives itself a second; a busy machine may take longer.
+LOOK_PATIENCE_S = 3.0
 
 
 async def start_ipython(
@@ -338,6 +341,26 @@ class IPythonKernel:
         answer = await self._question({"op": "check", "code": code}, protocol.CheckedMessage)
         return Completeness(answer.status, answer.indent) if answer else Completeness()
 
+    async def variables(self, offset: int, limit: int, chars: int) -> VariableListing | None:
+        """See `VariableKernel`."""
+        request = {"op": "variables", "offset": offset, "limit": limit, "chars": chars}
+        return await self._look(request, protocol.VariablesMessage)
+
+    async def rows(self, name: str, part: TablePart) -> TablePage | None:
+        """See `VariableKernel`."""
+        return await self._look({"op": "rows", "name": name, **asdict(part)}, protocol.RowsMessage)
+
+    async def _look(self, request: dict[str, Any], kind: type[Answer]) -> Answer | None:
+        """Ask something that runs no code of the session, so nothing has to be interrupted when it takes too long."""
+        try:
+            async with asyncio.timeout(LOOK_PATIENCE_S):
+                await self._requests.send(request, kind)
+                return await self._requests.answer(kind)
+        except TimeoutError:
+            return None
+        except KernelDied as gone:
+            raise await self._death(gone) from None
+
     async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
         """Ask for something that a person who types wants to know; return None when it takes too long.
 
@@ -408,7 +431,7 @@ class IPythonKernel:
                 else:
                     await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
                     answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
-            await move_into_sandbox(wire, branch, sandbox, is_session=True)
+            await move_into_sandbox(wire, branch, sandbox)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
             branch.admit(kept.pid)
         except BaseException:

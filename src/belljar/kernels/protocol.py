@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from belljar.errors import KernelDied
+from belljar.kernels.variables import MOST_LOOK_BYTES, TablePage, VariableListing
 from belljar.outputs.events import (
     ClearOutput,
     CommKind,
@@ -207,6 +208,18 @@ class CheckedMessage(RunnerMessage):
     indent: Annotated[str, Field(max_length=1_000)]
 
 
+class VariablesMessage(VariableListing, RunnerMessage):
+    """Answer to the question for variables."""
+
+    type: Literal["variables"]
+
+
+class RowsMessage(TablePage, RunnerMessage):
+    """Answer to the question for rows of a variable."""
+
+    type: Literal["rows"]
+
+
 class ImportedMessage(RunnerMessage):
     """Answer to a request for imports."""
 
@@ -265,6 +278,8 @@ Message = (
     | CompletedMessage
     | InspectedMessage
     | CheckedMessage
+    | VariablesMessage
+    | RowsMessage
     | ImportedMessage
     | ForkedMessage
     | RehearsedMessage
@@ -279,9 +294,12 @@ _message: TypeAdapter[Message] = TypeAdapter(
 def read_message(frame: bytes) -> Message:
     """Return the message in a frame; KernelDied for a malformed one, because its sender is not to be trusted."""
     try:
-        return _message.validate_json(frame)
+        message = _message.validate_json(frame)
     except ValidationError as error:
         raise KernelDied(f"the kernel sent a malformed message ({error.error_count()} faults)") from error
+    if isinstance(message, VariablesMessage | RowsMessage) and len(frame) > MOST_LOOK_BYTES:
+        raise KernelDied(f"the kernel sent {len(frame):,} bytes about variables, over the limit of {MOST_LOOK_BYTES:,}")
+    return message
 
 
 # Messages of a runner as events of a cell

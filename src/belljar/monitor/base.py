@@ -8,9 +8,9 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
@@ -26,11 +26,18 @@ from belljar.models import (
     Usage,
 )
 
+if TYPE_CHECKING:
+    from belljar.monitor.packages import PackageList
+    from belljar.monitor.variables import TableRows, VariableList
+
 MOST_ITEMS = 200
 """The most items of one page of a list."""
 STREAM_CHARS = 20_000
 """So much text of a running cell goes through a stream; then the number of its lines, and the last of them."""
 TAIL_LINES = 50
+MOST_COMPLETED_CHARS = 100_000
+"""The most code that names are looked for in."""
+MOST_MATCHES = 200
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
 
@@ -78,8 +85,11 @@ class RunningCell(Model):
 
     execution_id: str
     first_line: str
+    """Its first line that is no import and no comment, where it has one."""
     since: str
     running_s: float
+    asks: str = ""
+    """The question to a person that it waits with."""
 
 
 class SessionEntry(Model):
@@ -187,10 +197,31 @@ class FileEntryInfo(Model):
 
 
 class FileListing(Model):
-    """Files of a session by name. `next` is the name to go on after."""
+    """Files and folders right in a folder of a session, by name. `next` is the name to go on after."""
 
     items: list[FileEntryInfo]
+    folders: list[str] = []
     next: str | None = None
+
+
+class FilePart(Model):
+    """A part of a file of a session."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    content: bytes
+    size: int
+    """The size of the whole file."""
+    version: str
+    """Changes when the file does."""
+
+
+class Completion(Model):
+    """Names that fit at a place in code, and the span of the code that they replace."""
+
+    matches: list[str] = []
+    start: int = 0
+    end: int = 0
 
 
 class Health(Model):
@@ -359,11 +390,38 @@ class Monitor(Protocol):
         ...
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
-        """List the files of a session."""
+        """List what is right in a folder of a session."""
         ...
 
-    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
-        """Return the content of a file of a session."""
+    async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
+        """Return a part of a file of a session, `length` bytes or less."""
+        ...
+
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+        """Return the names that fit at a place in code; none while the session is busy or not live."""
+        ...
+
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> "VariableList":
+        """Return variables of a session. A busy or sleeping one tells the names on record."""
+        ...
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> "TableRows":
+        """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs."""
+        ...
+
+    async def packages(self, access: Access, session_id: str) -> "PackageList":
+        """Return the packages that a session's code can import."""
         ...
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
@@ -390,6 +448,10 @@ class Monitor(Protocol):
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:
         """Queue a cell under the caller's name; return its execution id."""
+        ...
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """Queue a cell under the caller's name that installs packages; return its execution id."""
         ...
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:

@@ -9,19 +9,25 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
+from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.execution import make_cell
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
+    MOST_COMPLETED_CHARS,
+    MOST_MATCHES,
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileEntryInfo,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -41,7 +47,9 @@ from belljar.monitor.entries import Entries
 from belljar.monitor.following import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
+from belljar.monitor.packages import PackageList, installing_cell, listed_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
+from belljar.monitor.variables import MOST_LISTED, TableRows, VariableList, listed_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -51,8 +59,8 @@ _STATES = (*_LIVE, "asleep", "gone")
 _MOST_TEXT = 200
 _LISTED_FILES = 500
 _WAIT_S = 3600.0
-MOST_FILE_BYTES = 64 * 1024 * 1024
-"""The largest file that is read for a reader at once."""
+MOST_PART_BYTES = 4 * 1024 * 1024
+"""The largest part of a file that is read at once."""
 
 
 class LocalMonitor:
@@ -262,9 +270,13 @@ class LocalMonitor:
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """See `Monitor`."""
-        listing = await asyncio.to_thread(
-            (await self._workspace(access, session_id)).list_page, path, after, _LISTED_FILES
-        )
+        workspace = await self._workspace(access, session_id)
+        try:
+            listing = await asyncio.to_thread(workspace.list_folder, path, after, _LISTED_FILES)
+        except FileMissing:
+            if path:
+                raise
+            return FileListing(items=[])  # nothing has run yet
         items = [
             FileEntryInfo(
                 name=entry.name,
@@ -272,14 +284,56 @@ class LocalMonitor:
                 modified_at=iso_ms(entry.mtime_ns / 1e9),
                 mime_type=entry.mime_type,
             )
-            for entry in listing.entries
+            for entry in listing.files
         ]
-        return FileListing(items=items, next=items[-1].name if items and listing.rest else None)
+        folders = [folder.name for folder in listing.folders]
+        return FileListing(items=items, folders=folders, next=listing.next_after)
 
-    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
+    async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Monitor`."""
         workspace = await self._workspace(access, session_id)
-        return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
+        return await asyncio.to_thread(_read_part, workspace, name, offset, min(length, MOST_PART_BYTES))
+
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+        """See `Monitor`. Neither wakes the session nor counts as its use."""
+        await self._row(access, session_id)
+        session = self._registry.look_up(session_id)
+        if session is None or len(code) > MOST_COMPLETED_CHARS or cursor > len(code):
+            return Completion()
+        found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
+        if found is None:
+            return Completion()
+        return Completion(matches=found.matches[:MOST_MATCHES], start=found.start, end=found.end)
+
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+        """See `Monitor`."""
+        row, live = await self._row(access, session_id), self._registry.look_up(session_id)
+        names = live.session_kernel.variables if live else row.variables
+        return await listed_variables(live, row.state, [*names], max(0, offset), min(max(1, limit), MOST_LISTED))
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> TableRows:
+        """See `Monitor`."""
+        await self._row(access, session_id)
+        part = table_part(offset, limit, first_column, columns, order)
+        return await table_rows(self._registry.look_up(session_id), name, part)
+
+    async def packages(self, access: Access, session_id: str) -> PackageList:
+        """See `Monitor`."""
+        row = await self._row(access, session_id)
+        folders, name = self._registry.look(session_id, row.principal)
+        environment = self._registry.environments.find_ready(name)
+        return await asyncio.to_thread(listed_packages, name, folders.layer, environment)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
@@ -348,10 +402,23 @@ class LocalMonitor:
         cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
         known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
         if known is not None:
+            record = self._registry.journal.find(known)
+            if record is not None and record.session_id != session_id:
+                raise InvalidArgument(
+                    f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
+                )
             return known
         execution = session.submit(cell, key)
         self._registry.journal.commit()
         return execution.id
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """See `Monitor`."""
+        code = installing_cell(requirements)
+        row = await self._row(access, session_id)
+        if row.environment.startswith(KERNEL_PREFIX):
+            await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
+        return await self.run_cell(access, session_id, code)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
@@ -368,7 +435,10 @@ class LocalMonitor:
     async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        return (await self._registry.fork(session_id, row.principal, at=at))[1]
+        forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
+        if access.name and (session := self._registry.look_up(session_id)) is not None:
+            session.authors.note(f"{access.name} forked the session as {forked.session_id}")
+        return forked
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
         """See `Monitor`."""
@@ -442,6 +512,15 @@ class LocalMonitor:
         row = await self._row(access, session_id)
         folders, _ = self._registry.look(session_id, row.principal)
         return Workspace(folders.workspace)
+
+
+def _read_part(workspace: Workspace, name: str, offset: int, length: int) -> FilePart:
+    file, status = workspace.open_read(name)
+    with file:
+        if length:
+            file.seek(offset)
+        content = file.read(length)
+    return FilePart(content=content, size=status.st_size, version=f"{status.st_mtime_ns:x}")
 
 
 def _whose(access: Access) -> str | None:

@@ -17,9 +17,11 @@ from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, Sessi
 from belljar.monitor.base import (
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -31,6 +33,8 @@ from belljar.monitor.base import (
     SessionFilter,
     UsageHistory,
 )
+from belljar.monitor.packages import PackageList
+from belljar.monitor.variables import TableRows, VariableList
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 bytes_form: Final[TypeAdapter[bytes]] = TypeAdapter(bytes, config=_BYTES)
@@ -54,9 +58,15 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "calls": list[CallEntry],
         "decisions": list[dict[str, JsonValue]],
         "files": FileListing,
+        "read_part": FilePart,
+        "complete": Completion,
+        "variables": VariableList,
+        "rows": TableRows,
+        "packages": PackageList,
         "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
+        "install": str,
         "interrupt": list[str],
         "fork": SessionFork,
         "rewind": Rewinding,
@@ -67,7 +77,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}
-    return forms | dict.fromkeys(("display", "notebook", "read_file"), bytes_form)
+    return forms | dict.fromkeys(("display", "notebook"), bytes_form)
 
 
 _forms: dict[str, TypeAdapter[Any]] = {}

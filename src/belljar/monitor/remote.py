@@ -32,9 +32,11 @@ from belljar.monitor.base import (
     STREAM_CHARS,
     Access,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
+    FilePart,
     Followed,
     Happening,
     Health,
@@ -49,6 +51,8 @@ from belljar.monitor.base import (
     cursor_of,
 )
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
+from belljar.monitor.packages import PackageList
+from belljar.monitor.variables import TableRows, VariableList
 
 _T = TypeVar("_T")
 _LOOK_S: Final = 2.0
@@ -216,9 +220,37 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "files", session_id, path=path, after=after)
 
-    async def read_file(self, access: Access, session_id: str, name: str) -> bytes:
+    async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Monitor`."""
-        return await self._of_session(access, "read_file", session_id, name=name)
+        return await self._of_session(access, "read_part", session_id, name=name, offset=offset, length=length)
+
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+        """See `Monitor`."""
+        return await self._of_session(access, "complete", session_id, code=code, cursor=cursor)
+
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
+        """See `Monitor`."""
+        return await self._of_session(access, "variables", session_id, offset=offset, limit=limit)
+
+    async def rows(
+        self,
+        access: Access,
+        session_id: str,
+        name: str,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        first_column: int = 0,
+        columns: int = 30,
+        order: str = "",
+    ) -> TableRows:
+        """See `Monitor`."""
+        window = {"offset": offset, "limit": limit, "first_column": first_column, "columns": columns, "order": order}
+        return await self._of_session(access, "rows", session_id, name=name, **window)
+
+    async def packages(self, access: Access, session_id: str) -> PackageList:
+        """See `Monitor`."""
+        return await self._of_session(access, "packages", session_id)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
@@ -291,6 +323,10 @@ class RemoteMonitor:
     ) -> str:
         """See `Monitor`."""
         return await self._of_session(access, "run_cell", session_id, code=code, timeout_s=timeout_s, key=key)
+
+    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+        """See `Monitor`."""
+        return await self._of_session(access, "install", session_id, requirements=requirements)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`."""

@@ -135,6 +135,12 @@ class EnvironmentCache:
         """Return whether sessions of that name have to wait because their environment is being made."""
         return (self._home_name() if is_elsewhere(name) else name) in self._progress
 
+    def find_ready(self, name: str) -> Environment | None:
+        """Return an environment that is in use already; None for one that would have to be made, or is not ours."""
+        task = self._tasks.get(name)
+        is_ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and is_ready else None
+
     async def for_packages(self, name: str) -> Environment:
         """Return the environment that a session's packages are resolved for; of a Jupyter kernel, its interpreter's."""
         if name == AZURE:

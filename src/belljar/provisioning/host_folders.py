@@ -6,7 +6,7 @@ provider each time a sandbox is made (`files/host_folders.py`), because the fold
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from belljar.errors import FileMissing, SandboxUnavailable, SettingsError
@@ -78,19 +78,35 @@ def open_host_folders(settings: Settings, provider: Provider) -> HostFolders:
             f"folders cannot be used: the sandbox {provider.name} shows none of the host's",
             hint="Take the setting out, or set sandbox to namespace, container or gvisor",
         )
-    found = HostFolders(settings, are_mounted=provider.shows_folders == "mounted")
-    for folder in found.all():
-        _check(folder, settings)
-    if (identity := provider.take_identity()) is not None:
+    for _, fault in folder_faults(settings, provider):
+        if fault is not None:
+            raise fault
+    return HostFolders(settings, are_mounted=provider.shows_folders == "mounted")
+
+
+def folder_faults(settings: Settings, provider: Provider) -> Iterator[tuple[HostFolder, SettingsError | None]]:
+    """Yield each folder of the settings, and why sessions on this host cannot be shown it."""
+    identity = provider.take_identity()
+    if identity is not None:
         provider.release_identity(identity)
-        for folder in found.all():
-            if why := closed_to_others(folder):
-                mode = "o+rwx" if folder.is_writable else "o+rx"
-                raise SettingsError(
-                    f"folders.{folder.name}: {why}",
-                    hint=f"Run the server as an ordinary user, or chmod {mode} {folder.path}",
-                )
-    return found
+    for folder in HostFolders(settings).all():
+        try:
+            _check(folder, settings)
+            if identity is not None:
+                _check_mode(folder)
+        except SettingsError as error:
+            yield folder, error
+        else:
+            yield folder, None
+
+
+def _check_mode(folder: HostFolder) -> None:
+    if why := closed_to_others(folder):
+        mode = "o+rwx" if folder.is_writable else "o+rx"
+        raise SettingsError(
+            f"folders.{folder.name}: {why}",
+            hint=f"Run the server as an ordinary user, or chmod {mode} {folder.path}",
+        )
 
 
 def _check(folder: HostFolder, settings: Settings) -> None:

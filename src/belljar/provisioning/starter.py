@@ -93,6 +93,7 @@ class KernelStarter:
         self._settings = settings
         self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
         self.provider = provider
+        self._forkable = provider if isinstance(provider, ForkableProvider) else None
         self._toolbox = toolbox
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
@@ -248,12 +249,12 @@ class KernelStarter:
         reseed: bool = False,
     ) -> tuple[Kernel, list[str]]:
         """Return a kernel with the memory of another, or of its snapshot, in a new sandbox; also what it lacks."""
-        provider = self.provider
+        provider = self._forkable
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
-        if not isinstance(provider, ForkableProvider):
+        if provider is None:
             raise CopyRefused(
-                f"sessions in the sandbox {provider.name} cannot be forked", hint="Start a new session instead"
+                f"sessions in the sandbox {self.provider.name} cannot be forked", hint="Start a new session instead"
             )
         serviced = kernel.sandbox
         if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
@@ -283,9 +284,9 @@ class KernelStarter:
             raise
 
     async def _open_branch(self, spec: SandboxSpec, zygote: ZygoteProcess) -> ForkedSandbox | None:
-        provider = self.provider
+        provider = self._forkable
         try:
-            return await provider.open_branch(spec, zygote.trunk) if isinstance(provider, ForkableProvider) else None
+            return await provider.open_branch(spec, zygote.trunk) if provider is not None else None
         except SandboxUnavailable as error:
             ids = {"session_id": spec.session_id}
             log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)

@@ -1,5 +1,6 @@
 """Lists the sandbox providers and opens the configured one. It never chooses another one silently."""
 
+import tempfile
 from collections.abc import Callable, Mapping
 
 from belljar.errors import SandboxUnavailable
@@ -59,6 +60,7 @@ def _of_plugin(name: str, settings: Settings, plugins: Plugins) -> Provider:
 
 def open_provider(settings: Settings, plugins: Plugins | None = None) -> Provider:
     """Return the configured provider if all its checks pass; SandboxUnavailable names the first that does not."""
+    _check_temporary_folder()
     provider = providers(settings, plugins)[settings.sandbox]
     for check in ask_checks(provider):
         if not check.is_ok:
@@ -66,3 +68,14 @@ def open_provider(settings: Settings, plugins: Plugins | None = None) -> Provide
                 f"Sandbox {provider.name} cannot run here: {check.name}: {check.detail}", hint=check.hint
             )
     return provider
+
+
+def _check_temporary_folder() -> None:
+    """Refuse a host on which no temporary file can be made, such as a container with a read-only root."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise SandboxUnavailable(
+            f"No sandbox can be made, because there is no folder for temporary files: {error.strerror}",
+            hint="Mount one (`docker run --tmpfs /tmp`), or set TMPDIR to a folder that can be written",
+        ) from error

@@ -188,6 +188,7 @@ class MicroVMProcess:
                 cpus=math.ceil(limits.cpus) or 1,
                 hostname="belljar",
                 network=package.Network.none(),
+                security=package.SecurityProfile.RESTRICTED,  # no new privileges, no mounts
                 volumes=self._volumes(),
                 vsock=[package.VsockRoute.stream(str(bridge.path), port) for port, bridge in self._bridges.items()],
                 ephemeral=True,
@@ -200,13 +201,18 @@ class MicroVMProcess:
         self._waiting = asyncio.get_running_loop().create_task(self._wait())
 
     def _volumes(self) -> dict[str, Any]:
-        bind = self._microsandbox.Volume.bind
+        volume, limits = self._microsandbox.Volume, self._spec.limits
+        bind = volume.bind
         trees = [path for path in _SHOWN if Path(path).is_dir() and not Path(path).is_symlink()]
         trees += [str(path) for path in self._spec.readable if not any(path.is_relative_to(tree) for tree in trees)]
         return {
             **{path: bind(path, readonly=True, nosuid=True, nodev=True) for path in trees},
             WORKSPACE: bind(str(self._spec.workspace.resolve()), nosuid=True, nodev=True),
             SCRATCH: bind(str(self._spec.scratch.resolve()), nosuid=True, nodev=True),
+            **{
+                path: volume.tmpfs(size_mib=limits.temporary_mb or None, nosuid=True, nodev=True)
+                for path in ("/tmp", HOME)  # noqa: S108 - inside
+            },
         }
 
     async def wait(self) -> int:

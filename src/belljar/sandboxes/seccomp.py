@@ -48,11 +48,13 @@ _NUMBERS = {
     "fsmount": 432,
     "fspick": 433,
     "clone3": 435,
+    "openat2": 437,
     "pidfd_getfd": 438,
     "process_madvise": 440,
     "mount_setattr": 442,
     "quotactl_fd": 443,
     "set_mempolicy_home_node": 450,
+    "fchmodat2": 452,
     "open_tree_attr": 467,
 }
 
@@ -174,6 +176,7 @@ def _rules() -> Iterator[_Rule]:
     yield from _clone_rules()
     yield from _personality_rules()
     yield from _socket_rules()
+    yield from _set_id_rules()
     for request in _TERMINAL_REQUESTS.values():
         # Masked, because the kernel looks at the lower half only, so bits in the upper half would get past the rule.
         yield _Rule(errno.EPERM, "ioctl", (_Condition(1, "MASKED_EQ", _INT, request),))
@@ -205,3 +208,25 @@ def _socket_rules() -> Iterator[_Rule]:
     # libzmq aborts without a netlink socket for routes; other netlink families lead to kernel code nobody needs here.
     other_than_routes = (_Condition(0, "EQ", _AF_NETLINK), _Condition(2, "NE", 0))
     yield _Rule(errno.EPROTONOSUPPORT, "socket", other_than_routes)
+
+
+_SET_IDS = (0o4000, 0o2000)
+# Calls that give a file its mode, and which argument that is.
+_MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2, "creat": 1}
+_CREATING = (os.O_CREAT, getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY)
+
+
+def _set_id_rules() -> Iterator[_Rule]:
+    """Refuse set-user-ID and set-group-ID files: in a writable folder of the host, whoever ran one would be the server.
+
+    Within the sandbox such bits mean nothing, so nobody misses them.
+    """
+    for bit in _SET_IDS:
+        for call, mode in _MODES.items():
+            yield _Rule(errno.EPERM, call, (_Condition(mode, "MASKED_EQ", bit, bit),))
+        for call, flags in (("open", 1), ("openat", 2)):
+            for flag in _CREATING:
+                creates, sets = _Condition(flags, "MASKED_EQ", flag, flag), _Condition(flags + 1, "MASKED_EQ", bit, bit)
+                yield _Rule(errno.EPERM, call, (creates, sets))
+    # Its flags and mode are behind a pointer; programs then use openat.
+    yield _Rule(errno.ENOSYS, "openat2")

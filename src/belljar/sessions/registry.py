@@ -30,6 +30,7 @@ from belljar.policy.guardrails import Guardrails
 from belljar.privacy.redaction import SessionRedactor
 from belljar.privacy.redactors import Redactors
 from belljar.privacy.vault import TokenCounter, TokenLog
+from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
@@ -364,6 +365,11 @@ class Registry:
         """Return the caller's sessions that are only on disk, oldest first. Any call with their id wakes them."""
         sandbox, keep_days = self.settings.sandbox, self.settings.keep_days
         return [sleeping_info(entry, sandbox=sandbox, keep_days=keep_days) for entry in self.records.asleep(principal)]
+
+    @property
+    def environments(self) -> EnvironmentCache:
+        """Return the environments that sessions are started in."""
+        return self._starter.environments
 
     def look_up(self, session_id: str) -> Session | None:
         """Return an open session of any owner without marking it as used; its caller decides who may see it."""

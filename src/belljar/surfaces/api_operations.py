@@ -30,6 +30,7 @@ from belljar.errors import (
     SessionNotFound,
     TooLarge,
     Unauthorized,
+    VariableMissing,
 )
 from belljar.models import Model
 from belljar.monitor.base import MOST_ITEMS, Access
@@ -42,6 +43,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     SessionNotFound: 404,
     ExecutionNotFound: 404,
     FileMissing: 404,
+    VariableMissing: 404,
     Unauthorized: 401,
     QuestionNotFound: 404,
     QuestionClosed: 409,
@@ -215,25 +217,11 @@ _UNSAFE_NAME: Final = re.compile(r"[^\w.() -]+", re.ASCII)
 
 def attachment(content: bytes, name: str, media_type: str = BYTES) -> Response:
     """Return bytes of a session as a download: a browser never shows them in our origin."""
+    return Response(content, media_type=media_type, headers=attachment_headers(name))
+
+
+def attachment_headers(name: str) -> dict[str, str]:
+    """Return the header that makes an answer a download of this name."""
     plain = _UNSAFE_NAME.sub("_", name).strip(". ")[-100:] or "download"
     encoded = quote(name[-200:].encode(errors="replace"), safe="")
-    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"
-    return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
-
-
-def ranged(request: Request, content: bytes, name: str) -> Response:
-    """Return bytes of a session as a download, or the range of them that the request asks for."""
-    response = attachment(content, name)
-    response.headers["Accept-Ranges"] = "bytes"
-    wanted = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request.headers.get("range", ""))
-    if wanted is None or wanted[0] == "bytes=-":
-        return response
-    size = len(content)
-    first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
-    last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
-    if first > last:
-        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
-    part = attachment(content[first : last + 1], name)
-    part.status_code = 206
-    part.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    return part
+    return {"Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"}

@@ -1,16 +1,19 @@
 """Server-sent events of the API and the console: their headers, and how many of them one caller may have open."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 from sse_starlette import EventSourceResponse
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from belljar.errors import Busy
 
 MOST_STREAMS: Final = 20
 _PING_S: Final = 15
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 # How long a reader that takes nothing may hold up its stream before it is cut off; it comes back where it was.
 _SEND_TIMEOUT_S: Final = 60
 
@@ -43,22 +46,30 @@ class TooManyStreams(Busy):
     code = "too-many-streams"
 
 
-def event_stream(events: AsyncGenerator[dict[str, str]], shares: StreamShares, principal: str) -> Response:
+def event_stream(
+    request: Request, events: AsyncGenerator[dict[str, str]], shares: StreamShares, principal: str
+) -> Response:
     """Return the stream of these events. It ends when the reader goes or the server stops."""
+    if request.method == "HEAD":
+        # Nobody reads what follows, and nobody would notice when they go.
+        return Response(headers=_HEADERS, media_type="text/event-stream")
     shares.take(principal)
+    return _CountedStream(events, lambda: shares.release(principal))
 
-    async def counted() -> AsyncGenerator[dict[str, str]]:
+
+class _CountedStream(EventSourceResponse):
+    """A stream that tells when it is over, also if its reader was gone before it began."""
+
+    def __init__(self, events: AsyncGenerator[dict[str, str]], on_end: Callable[[], None]) -> None:
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            events, headers=_HEADERS, ping=_PING_S, sep="\n", send_timeout=_SEND_TIMEOUT_S
+        )
+        self._events = events
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for event in events:
-                yield event
+            await super().__call__(scope, receive, send)
         finally:
-            shares.release(principal)
-            await events.aclose()
-
-    return EventSourceResponse(
-        counted(),
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        ping=_PING_S,
-        sep="\n",
-        send_timeout=_SEND_TIMEOUT_S,
-    )
+            self._on_end()
+            await self._events.aclose()

@@ -27,6 +27,7 @@ from mcp.server import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
@@ -34,6 +35,7 @@ from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
+from belljar.surfaces.forwarded import ProxyNotice, knows_callers
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, exact, health, signpost
 from belljar.surfaces.resumable_streams import SessionManager
@@ -191,7 +193,8 @@ def build_app(
                 await stack.enter_async_context(manager.run())
             yield
 
-    return Starlette(routes=routes, lifespan=running)
+    notices = [] if knows_callers(settings) else [Middleware(ProxyNotice)]
+    return Starlette(routes=routes, lifespan=running, middleware=notices)
 
 
 def most_request_bytes(settings: Settings) -> int:

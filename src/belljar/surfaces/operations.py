@@ -28,13 +28,13 @@ from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
 from belljar.surfaces.auth import is_loopback
+from belljar.surfaces.forwarded import FORWARDED
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _OK: Final = "ok"
 _FRESH_S: Final = 1.0
-_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 async def health(_: Request) -> Response:
@@ -137,7 +137,7 @@ class LocalOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on."""
         request = Request(scope)
-        is_forwarded = any(name in request.headers for name in _FORWARDED)
+        is_forwarded = any(name in request.headers for name in FORWARDED)
         if request.client is not None and _is_here(request.client.host) and not is_forwarded:
             await self._app(scope, receive, send)
             return

@@ -7,6 +7,7 @@ refused everybody else.
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final, Literal, cast
 
 from pydantic import Field, JsonValue
@@ -17,7 +18,9 @@ from starlette.routing import Route
 from belljar.errors import InvalidArgument
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
+    MOST_COMPLETED_CHARS,
     CallEntry,
+    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
@@ -45,10 +48,11 @@ from belljar.surfaces.api_operations import (
     Parameter,
     attachment,
     endpoint,
-    ranged,
     request_body,
 )
+from belljar.surfaces.api_variables import package_operations, variable_operations
 from belljar.surfaces.event_streams import StreamShares, event_stream
+from belljar.surfaces.file_ranges import file_download
 
 _NOTEBOOK_TYPES: Final[dict[str, str]] = {
     "ipynb": "application/x-ipynb+json",
@@ -70,6 +74,13 @@ class NewCell(Model):
 
     code: str
     timeout_s: float | None = Field(None, gt=0)
+
+
+class CompletionRequest(Model):
+    """Code that somebody types, and where in it they are, in characters."""
+
+    code: str = Field(max_length=MOST_COMPLETED_CHARS)
+    cursor: int = Field(ge=0)
 
 
 class ForkRequest(Model):
@@ -183,13 +194,21 @@ class RestApi:
                 body=NewCell,
                 status=202,
             ),
+            Operation(
+                "POST",
+                f"{session}/complete",
+                "Names that fit at a place in code; none while the session is busy or asleep",
+                self._complete,
+                Completion,
+                body=CompletionRequest,
+            ),
             Operation("POST", f"{session}/interrupt", "Stop what runs and waits", self._interrupt, InterruptedList),
             Operation("POST", f"{session}/fork", "Fork it", self._fork, SessionFork, body=ForkRequest, status=201),
             Operation("POST", f"{session}/rewind", "Rewind it", self._rewind, Rewinding, body=RewindRequest),
             Operation(
                 "GET",
                 f"{session}/files",
-                "Files by name",
+                "Files and folders in a folder, by name",
                 self._files,
                 FileListing,
                 {"path": Parameter("A folder"), "after": Parameter("A name")},
@@ -197,6 +216,8 @@ class RestApi:
             Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=BYTES),
             Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
+            *variable_operations(monitor),
+            *package_operations(monitor),
             Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=BYTES),
             Operation(
                 "GET",
@@ -340,8 +361,12 @@ class RestApi:
 
     async def _read_file(self, call: ApiCall) -> Response:
         name = call.path("name")
-        content = await self._monitor.read_file(call.access, call.path("session_id"), name)
-        return ranged(call.request, content, name.rpartition("/")[2])
+        read = partial(self._monitor.read_part, call.access, call.path("session_id"), name)
+        return await file_download(call.request, name.rpartition("/")[2], read)
+
+    async def _complete(self, call: ApiCall) -> Model:
+        body: CompletionRequest = call.body
+        return await self._monitor.complete(call.access, call.path("session_id"), body.code, body.cursor)
 
     async def _questions(self, call: ApiCall) -> Model:
         return Questions(items=await self._monitor.questions(call.access, call.query["state"]))
@@ -394,7 +419,7 @@ class RestApi:
                 async for item in happened:
                     yield {"event": item.kind, "id": item.id, "data": item.model_dump_json()}
 
-        return event_stream(events(), self._streams, call.access.principal)
+        return event_stream(call.request, events(), self._streams, call.access.principal)
 
     async def _follow(self, call: ApiCall) -> Response:
         session_id = call.path("session_id")
@@ -407,7 +432,7 @@ class RestApi:
                 async for item in happened:
                     yield _followed(item)
 
-        return event_stream(events(), self._streams, call.access.principal)
+        return event_stream(call.request, events(), self._streams, call.access.principal)
 
 
 def _followed(item: Followed) -> dict[str, str]:

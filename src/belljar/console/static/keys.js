@@ -1,6 +1,8 @@
 // Keys for those who use no mouse. All can be switched off, and none works while one types.
 
 const OFF = "belljar-keys-off";
+const PAGES = /** @type {Record<string, string>} */ ({ s: "/console", i: "/console/inbox" });
+const SEQUENCE_MS = 1500;
 
 /** @param {number} step */
 function moveCell(step) {
@@ -12,16 +14,26 @@ function moveCell(step) {
   next?.scrollIntoView({ block: "start" });
 }
 
+function foldCell() {
+  const cell = document.activeElement?.closest(".cell");
+  const button = /** @type {HTMLElement | null} */ (cell?.querySelector(".cell-head button") ?? null);
+  if (button) button.click();
+  else cell?.classList.toggle("folded");
+}
+
+export function showHelp() {
+  /** @type {HTMLDialogElement | null} */ (document.getElementById("keys"))?.showModal();
+}
+
 /** @type {Record<string, () => void>} */
 const KEYS = {
   j: () => moveCell(1),
   k: () => moveCell(-1),
-  o: () => /** @type {HTMLElement | null} */ (document.activeElement?.closest(".cell")?.querySelector(".cell-head button"))?.click(),
+  o: foldCell,
   r: () => document.getElementById("code")?.focus(),
   ".": () => document.getElementById("interrupt")?.click(),
   "/": () => document.getElementById("q")?.focus(),
-  s: () => location.assign("/console"),
-  "?": () => /** @type {HTMLDialogElement | null} */ (document.getElementById("keys"))?.showModal(),
+  "?": showHelp,
 };
 
 export function startKeys() {
@@ -31,15 +43,19 @@ export function startKeys() {
     box.addEventListener("change", () => (box.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, "1")));
   }
   const help = document.getElementById("keys-help");
-  if (help && document.getElementById("keys")) {
+  if (help) {
     help.hidden = false;
-    help.addEventListener("click", KEYS["?"]);
+    help.addEventListener("click", showHelp);
   }
+  // `g` waits a moment for the letter of a page.
+  let goneAt = Number.NEGATIVE_INFINITY;
   document.addEventListener("keydown", (event) => {
     const target = event.target instanceof HTMLElement ? event.target : null;
-    const isTyping = target?.closest("input, textarea, select, [contenteditable]");
+    const isTyping = target?.closest("input, textarea, select, [contenteditable], dialog[open]");
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || localStorage.getItem(OFF) !== null) return;
-    const act = KEYS[event.key];
+    const page = performance.now() - goneAt < SEQUENCE_MS ? PAGES[event.key] : undefined;
+    goneAt = event.key === "g" ? performance.now() : Number.NEGATIVE_INFINITY;
+    const act = page ? () => location.assign(page) : KEYS[event.key];
     if (act) {
       event.preventDefault();
       act();

@@ -45,10 +45,14 @@ export function append(id, html) {
  * @param {string} text
  */
 export function addText(id, text) {
-  document.getElementById(id)?.append(printable(text));
+  const place = document.getElementById(id);
+  place?.append(printable(text));
+  // What is cut off in its box has to be reached by the keyboard.
+  if (place && place.scrollHeight > place.clientHeight) place.tabIndex = 0;
 }
 
 // As the server does it: a sign for characters that would control rather than show something.
+// biome-ignore lint/suspicious/noControlCharactersInRegex: these are the characters to find
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]/g;
 
 /** @param {string} text */

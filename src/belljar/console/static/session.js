@@ -3,7 +3,6 @@ import { loadBlocks } from "./blocks.js";
 import { startClock } from "./clock.js";
 import { startComposing } from "./compose.js";
 import { listenToFrames, sizeFrames } from "./frames.js";
-import { startKeys } from "./keys.js";
 import { addText, append, parsed, replace } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -80,7 +79,8 @@ function apply(change) {
       sizeFrames(cells);
       break;
     case "replace":
-      if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`)) announce(change.ended);
+      if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`))
+        announce(change.ended);
       replace(change.target, html);
       sizeFrames(cells);
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
@@ -171,7 +171,6 @@ listenToFrames();
 loadBlocks(cells);
 startClock();
 startComposing();
-startKeys();
 pauseButton.hidden = !document.querySelector("#session-state .state-running");
 if (!location.hash) scrollToEnd();
 isFollowing = !location.hash;

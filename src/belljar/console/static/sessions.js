@@ -1,6 +1,5 @@
 // The list of sessions, kept current.
 import { startClock } from "./clock.js";
-import { startKeys } from "./keys.js";
 import { parsed } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -32,5 +31,4 @@ function apply(change) {
 }
 
 startClock();
-startKeys();
 if (document.body.dataset.stream) openStream(document.body.dataset.stream, "", apply);

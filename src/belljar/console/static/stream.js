@@ -74,7 +74,7 @@ async function askToSignIn() {
 }
 
 /** @param {number} count how many questions wait for a person */
-function showWaiting(count) {
+export function showWaiting(count) {
   const place = document.getElementById("waiting");
   if (!place) return;
   const isMore = count > (Number(place.textContent) || 0);

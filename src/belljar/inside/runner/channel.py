@@ -29,7 +29,7 @@ _SYSTEMS_SHARE = 8_192
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = array.array("i")
-_MOST_DESCRIPTORS = socket.CMSG_SPACE(8 * _DESCRIPTORS.itemsize)
+_MOST_DESCRIPTORS = socket.CMSG_SPACE(16 * _DESCRIPTORS.itemsize)
 
 
 class Channel:

@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import gpu
+from . import gpu, vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
@@ -38,14 +38,20 @@ os.write(status, b'{"status": %d}' % os.waitstatus_to_exitcode(code))
 """
 _SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
 _PATIENCE_S = 0.5
+_MOST_BYTES = 65_536
 
 
 def fork_kernel(
-    descriptors: list[int], *, is_elsewhere: bool, is_hidden: bool, has_keeper: bool, is_session: bool = True
+    descriptors: list[int],
+    *,
+    enter: "Callable[[], None] | None",
+    is_hidden: bool,
+    has_keeper: bool,
+    is_session: bool = True,
 ) -> bool:
     """Fork a kernel; return True in the copy and False in this process.
 
-    `is_elsewhere`: the copy enters another sandbox. `is_hidden`: the copy is no child of this process, so that a cell's
+    `enter`: moves the copy into another sandbox. `is_hidden`: the copy is no child of this process, so that a cell's
     `os.wait()` does not see it. `has_keeper`: a process stays that reports how the copy ended. `is_session`: this
     process is a live session, so its keeper must not hold on to the session's memory.
     """
@@ -59,8 +65,8 @@ def fork_kernel(
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if is_elsewhere:
-            _enter_sandbox(descriptors[SOCKET])
+        if enter is not None:
+            enter()
         kernel = _fork()
     except BaseException as error:
         refuse(descriptors, error)
@@ -74,7 +80,25 @@ def fork_kernel(
     raise AssertionError("a keeper never returns")
 
 
-def _enter_sandbox(descriptor: int) -> None:
+def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]") -> None:
+    """Fork a kernel that has no keeper; `become` is called in the copy and never returns.
+
+    Between this process and the copy is one that enters the sandbox. Here it shares our memory, which takes 5 ms of
+    processor time instead of 14. Not for a session, whose threads must not run on while another process is in its
+    memory.
+    """
+
+    def start() -> None:
+        enter()
+        if _fork() == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _start_copy()
+            become()
+
+    vfork.run_in_child(start)
+
+
+def await_sandbox(descriptor: int) -> None:
     """Wait until the host has made the sandbox, and enter it. The order comes over the kernel's future socket."""
     sock = socket.socket(fileno=descriptor)
     channel = Channel(sock)
@@ -84,6 +108,11 @@ def _enter_sandbox(descriptor: int) -> None:
         os._exit(0)  # the host has given up making one
     sock.detach()
     holder, *groups = channel.take_descriptors()
+    enter_sandbox(sandbox, holder, groups)
+
+
+def enter_sandbox(sandbox: "dict[str, Any]", holder: int, groups: "list[int]") -> None:
+    """Enter the namespaces of a process, and before that the control groups, and close the descriptors of both."""
     for group in groups:
         with contextlib.suppress(OSError):  # then the host moves this process into the group, which takes longer
             os.write(group, b"0")
@@ -305,7 +334,8 @@ def reseed() -> None:
     stir_random()
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed(None)
+        # The whole state at once, which takes a third of the time of `seed(None)`.
+        numpy.random.set_state(("MT19937", numpy.frombuffer(os.urandom(624 * 4), "uint32"), 624))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()  # those of GPUs are seeded when their context is made
@@ -391,21 +421,33 @@ def _end_pools(maps: str) -> None:
         _wait_for(child)
 
 
+# By `os`, not by `pathlib`: these run whenever a state is kept, and the copy gets a page for each page that they touch.
+
+
 def thread_count() -> int:
     """Return the number of threads of this process, Python's and those of libraries."""
-    return len([*Path("/proc/self/task").iterdir()])
+    return len(_names("/proc/self/task"))
 
 
 def _open_descriptors() -> "list[int]":
-    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return [*map(int, _names("/proc/self/fd"))]
 
 
 def _children() -> "list[int]":
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in _names("/proc/self/task"):
         with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
+            descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found += map(int, os.read(descriptor, _MOST_BYTES).split())
+            finally:
+                os.close(descriptor)
     return found
+
+
+def _names(folder: str) -> "list[str]":
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
 
 
 def _name_of(pid: int) -> str:

@@ -23,13 +23,14 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from . import comms, fork, gpu, interpreter_state, introspection, relocation
+from . import comms, fork, gpu, interpreter_state, introspection, relocation, variables
 from .channel import Channel
 from .interrupts import Interrupts
 from .pristine import no_traces
@@ -42,7 +43,7 @@ from .streams import Streams
 NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
 
 NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
-_SHELL = "/bin/bash"
+_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
@@ -67,10 +68,19 @@ class Runner:
         self._finished: dict[str, Any] | None = None
         self._waiting: deque[dict[str, Any]] = deque()
 
+    def open_streams(self) -> None:
+        """Put our streams into `sys`. A zygote does it for its copies, which then have other pipes at 1 and 2."""
+        # Flush, because every copy would print again what modules have printed into the old streams' buffers.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self.streams = Streams(self._synchronise, self._is_held)
+
     def attach(self, sock: socket.socket) -> None:
         """Connect to the host. Everything that must not exist before a fork is made here."""
         self.channel = Channel(sock)
-        self.streams = Streams(self._synchronise, self._is_held)
+        if not hasattr(self, "streams"):
+            self.open_streams()
         self.interrupts.install()
         self.loop = asyncio.new_event_loop()
         self.shell.loop_runner = self._run_coroutine
@@ -80,7 +90,7 @@ class Runner:
         self._wakeup: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
-        os.environ.setdefault("SHELL", _SHELL if Path(_SHELL).exists() else "/bin/sh")
+        os.environ.setdefault("SHELL", _SHELL)
         builtins.input = self._input
         getpass.getpass = self._getpass
         interpreter_state.remember_start(self.shell)
@@ -287,7 +297,7 @@ class Runner:
                 else:
                     is_copy = fork.fork_kernel(
                         descriptors,
-                        is_elsewhere=message["is_elsewhere"],
+                        enter=partial(fork.await_sandbox, descriptors[0]) if message["is_elsewhere"] else None,
                         is_hidden=not self.is_snapshot,
                         has_keeper=message["has_keeper"],
                     )
@@ -439,8 +449,12 @@ class Runner:
     def _variables(self) -> list[str]:
         # Filter the hidden names in C first, because IPython adds two of them with every cell.
         shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
-        names = (name for name in shown if not name.startswith("_") and len(name) <= LONGEST_NAME)
-        return list(itertools.islice(names, MAX_VARIABLES))
+        names = (name for name in shown if type(name) is str and not name.startswith("_") and len(name) <= LONGEST_NAME)
+        try:
+            return list(itertools.islice(names, MAX_VARIABLES))
+        except Exception:
+            # A key that is no text, and whose `__hash__` or `__eq__` raises.
+            return list(itertools.islice(variables.shown_names(self.shell), MAX_VARIABLES))
 
     def _on_rehearse(self, message: dict[str, Any]) -> None:
         direct_outputs(self.shell, lambda _message: None)
@@ -466,6 +480,14 @@ class Runner:
 
     def _on_check(self, message: dict[str, Any]) -> None:
         self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
+
+    def _on_variables(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_variables(self.shell, message)
+        self.channel.send({**answer, "id": message["id"]})
+
+    def _on_rows(self, message: dict[str, Any]) -> None:
+        answer = variables.answer_rows(self.shell, message)
+        self.channel.send({**answer, "id": message["id"]})
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None, None, None]:

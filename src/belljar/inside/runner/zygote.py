@@ -18,10 +18,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import fork, huge_pages, immortal, namespaces
+from . import fork, huge_pages, immortal, namespaces, vfork
 from .channel import Channel
 from .pristine import no_traces
 from .serving import Runner
@@ -38,6 +39,7 @@ class ZygoteRunner:
         self.runner = Runner()
         self.failed = import_all(modules)
         run_first_times(self.runner.shell)
+        self.runner.open_streams()
         self._folders = home_folders()
         self._set_threads = find_thread_setters()
         freeze_objects()
@@ -57,27 +59,33 @@ class ZygoteRunner:
                 message = channel.receive()
             except EOFError:
                 return
-            descriptors = channel.take_descriptors(fork.MOST)
+            received = channel.take_descriptors(message["descriptors"])
+            descriptors, (holder, *groups) = received[: fork.MOST], received[fork.MOST :]
+            enter = partial(fork.enter_sandbox, message["entry"], holder, groups)
             try:
-                is_copy = fork.fork_kernel(
-                    descriptors,
-                    is_elsewhere=True,
-                    is_hidden=False,
-                    has_keeper=message["has_keeper"],
-                    is_session=False,
-                )
-            except OSError as error:
-                is_copy = False
+                self._fork(descriptors, message, enter)
+            except BaseException as error:
                 fork.refuse(descriptors, error)
-            if is_copy:
-                try:
-                    self._become_kernel(descriptors, message)
-                except BaseException:
-                    os.write(2, traceback.format_exc().encode())
-                finally:
-                    os._exit(1)  # a copy must not return into the zygote's loop
-            for descriptor in descriptors:
+            for descriptor in received:
                 os.close(descriptor)
+
+    def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
+        become = partial(self._become_kernel_or_exit, descriptors, message)
+        has_keeper = message["has_keeper"]
+        if not has_keeper and vfork.is_possible():
+            fork.fork_kernel_at_once(enter, become)
+            # The change of user in our memory has made our entry in /proc root's.
+            namespaces.own_proc_entry()
+        elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=has_keeper, is_session=False):
+            become()
+
+    def _become_kernel_or_exit(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
+        try:
+            self._become_kernel(descriptors, message)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(1)  # a copy must not return into the zygote's loop
 
     def _become_kernel(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -208,6 +216,8 @@ def _draw_once() -> None:
             axes.set_title("x")
             figure.savefig(io.BytesIO(), format="png")
             pyplot.close("all")
+            # Every copy would empty this cache as its first act, which takes 1 ms and 100 pages.
+            sys.modules["matplotlib.font_manager"]._get_font.cache_clear()
         if "pandas" in sys.modules:
             frame = sys.modules["pandas"].DataFrame({"a": [1.5], "b": ["x"]})
             frame._repr_html_()
@@ -243,9 +253,5 @@ def find_thread_setters() -> "list[SetThreads]":
 
 def freeze_objects() -> None:
     """Exclude all present objects from garbage collection, so that copies keep sharing their memory pages."""
-    # Flush, because every copy would print again what modules have printed into the buffers.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
     gc.collect()
     gc.freeze()

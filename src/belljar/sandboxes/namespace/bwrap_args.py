@@ -283,10 +283,11 @@ def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncE
 
 def encode(words: Sequence[str]) -> bytes:
     """Return arguments in the form that `--args` reads. A NUL inside one is refused, because it would start another."""
-    if any("\0" in word for word in words):
+    text = "".join(f"{word}\0" for word in words)
+    if text.count("\0") != len(words):
         word = next(word for word in words if "\0" in word)
         raise InvalidArgument(f"NUL character in an argument for the sandbox: {word!r}")
-    return os.fsencode("".join(f"{word}\0" for word in words))
+    return os.fsencode(text)
 
 
 @cache
@@ -367,18 +368,19 @@ def _is_made(folder: Path) -> bool:
 
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
-    shown: list[str] = [*SYSTEM]
+    system = tuple(f"{tree}/" for tree in SYSTEM)
+    shown = [*system]
     opened: set[str] = set()
     # A tree comes before the trees within it, because it would cover them otherwise.
     for path in sorted({str(path) for path in paths}, key=lambda path: path.count("/")):
-        if any(is_within(path, system) for system in SYSTEM):
+        if f"{path}/".startswith(system):
             continue
         for parent in _parents(path):
-            if parent not in opened and not any(is_within(parent, tree) for tree in shown):
+            if parent not in opened and not f"{parent}/".startswith(tuple(shown)):
                 opened.add(parent)
                 yield from _open_folder(parent)
         yield from (how, path, path)
-        shown.append(path)
+        shown.append(f"{path}/")
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from starlette.requests import Request
 
 from belljar.monitor.base import Access
+from belljar.outputs.terminal_text import printable
 from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, principal_of
 
 LINK_S: Final = 10 * 60.0
@@ -188,7 +189,9 @@ def _left_s(token: AccessToken) -> float:
 
 
 def _person(token: AccessToken) -> str:
-    return (token.subject or token.client_id or "somebody")[:100]
+    # It is told to agents within notices of ours, which a name must not be able to end.
+    name = " ".join(printable(token.subject or token.client_id or "").split())
+    return name.replace("[", "(").replace("]", ")")[:100] or "somebody"
 
 
 def _user() -> str:

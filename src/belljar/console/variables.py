@@ -1,0 +1,158 @@
+"""The pages of what the code of a session has at hand: its variables, the rows of one, and its packages."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from belljar.errors import BelljarError, SessionNotFound, TooLarge, VariableMissing
+from belljar.monitor.base import Access, Monitor
+from belljar.monitor.variables import TableRows, VariableEntry
+
+ROWS_AT_ONCE: Final = 50
+COLUMNS_AT_ONCE: Final = 12
+_VARIABLES_AT_ONCE: Final = 200
+_FORM_BYTES: Final = 64 * 1024
+
+Page = Callable[..., Awaitable[Response]]
+"""Makes a page out of a template, a request and the values of the template."""
+
+
+class VariablePages:
+    """Makes these pages; `page` is what all pages of the console are made with."""
+
+    def __init__(self, monitor: Monitor, page: Page) -> None:
+        self._monitor = monitor
+        self._page = page
+
+    async def variables(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/variables`."""
+        access, session_id = _who(request)
+        detail = await self._monitor.session(access, session_id)
+        offset = _number(request, "offset")
+        found = await self._monitor.variables(access, session_id, offset, _VARIABLES_AT_ONCE)
+        return await self._page(
+            "variables.html",
+            request,
+            session=detail,
+            found=found.model_dump(include={"state", "note", "total", "next"}),
+            variables=[(entry, _extent(entry)) for entry in found.items],
+            offset=offset,
+            earlier=max(0, offset - _VARIABLES_AT_ONCE) if offset else None,
+        )
+
+    async def rows(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/variables/NAME`: a part of a table, with links to the parts around it."""
+        access, session_id = _who(request)
+        name = str(request.path_params["name"])
+        detail = await self._monitor.session(access, session_id)
+        offset, first = _number(request, "offset"), _number(request, "column")
+        order = request.query_params.get("order", "")
+        table: TableRows | None = None
+        problem: BelljarError | None = None
+        try:
+            table = await self._monitor.rows(
+                access,
+                session_id,
+                name,
+                offset=offset,
+                limit=ROWS_AT_ONCE,
+                first_column=first,
+                columns=COLUMNS_AT_ONCE,
+                order=order,
+            )
+        except (SessionNotFound, VariableMissing):
+            raise
+        except BelljarError as error:
+            problem = error
+        here = f"/console/sessions/{quote(session_id, safe='')}/variables/{quote(name, safe='')}"
+        return await self._page(
+            "rows.html",
+            request,
+            session=detail,
+            name=name,
+            table=table,
+            problem=problem,
+            here=here,
+            is_ordered=bool(order),
+            places=_places(here, table, offset, first, order) if table is not None else {},
+            headers=_headers(here, table, first, order) if table is not None else [],
+        )
+
+    async def packages(self, request: Request) -> Response:
+        """Answer `/console/sessions/ID/packages`."""
+        access, session_id = _who(request)
+        detail = await self._monitor.session(access, session_id)
+        found = await self._monitor.packages(access, session_id)
+        own = [entry for entry in found.items if entry.origin == "session"]
+        shared = [entry for entry in found.items if entry.origin == "environment"]
+        return await self._page("packages.html", request, session=detail, packages=found, own=own, shared=shared)
+
+    async def install(self, request: Request) -> Response:
+        """Answer `POST /console/sessions/ID/packages`: run the cell that installs, and show it."""
+        access, session_id = _who(request)
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > _FORM_BYTES:
+            raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
+        async with request.form(max_files=0, max_fields=2) as form:
+            wanted = str(form.get("packages", ""))
+        execution_id = await self._monitor.install(access, session_id, wanted.split())
+        return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}#cell-{execution_id}", status_code=303)
+
+
+def _who(request: Request) -> tuple[Access, str]:
+    return request.state.access, str(request.path_params["session_id"])
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _extent(entry: VariableEntry) -> str:
+    """Return how large a variable is, in the words of its kind."""
+    if entry.shape:
+        return " × ".join(f"{count:,}" for count in entry.shape)
+    return "" if entry.length is None else f"{entry.length:,}"
+
+
+def _link(here: str, offset: int, column: int, order: str) -> str:
+    query = {"offset": offset, "column": column, "order": order}
+    kept = {name: value for name, value in query.items() if value}
+    return f"{here}?{urlencode(kept)}" if kept else here
+
+
+def _places(here: str, table: TableRows, offset: int, first: int, order: str) -> dict[str, str]:
+    """Return links to the parts of a table around the one that is shown, by what they are called."""
+    places: dict[str, str] = {}
+    if offset:
+        places["First rows"] = _link(here, 0, first, order)
+        places["Earlier rows"] = _link(here, max(0, offset - ROWS_AT_ONCE), first, order)
+    if table.next is not None:
+        places["Later rows"] = _link(here, table.next, first, order)
+        places["Last rows"] = _link(here, max(0, table.total_rows - ROWS_AT_ONCE), first, order)
+    if first:
+        places["Columns before"] = _link(here, offset, max(0, first - COLUMNS_AT_ONCE), order)
+    if first + len(table.columns) < table.total_columns:
+        places["Columns after"] = _link(here, offset, first + COLUMNS_AT_ONCE, order)
+    return places
+
+
+def _headers(here: str, table: TableRows, first: int, order: str) -> list[dict[str, Any]]:
+    """Return columns with the link that sorts by each: ascending, then descending, then not at all."""
+    headers: list[dict[str, Any]] = []
+    for column in table.columns:
+        sorted_by = order.partition(":")[2] if order.partition(":")[0] == str(column.position) else ""
+        following = {"": "asc", "asc": "desc", "desc": ""}[sorted_by]
+        target = f"{column.position}:{following}" if following else ""
+        headers.append(
+            {
+                "column": column,
+                "link": _link(here, 0, first, target),
+                "sorted": {"asc": "ascending", "desc": "descending"}.get(sorted_by, ""),
+                "mark": {"asc": "▲", "desc": "▼"}.get(sorted_by, ""),
+            }
+        )
+    return headers

@@ -1,0 +1,572 @@
+"""Pages of rows of DataFrames, Series, arrays and lists of dictionaries, read by `raw_objects` and sorted here.
+
+Frames are read where pandas keeps them, in blocks of arrays, because slicing one runs code of the session: it copies
+`attrs`, and anything of pandas may have been replaced. A pandas that keeps them elsewhere makes them `Unreadable`.
+"""
+
+# What is read has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# ruff: noqa: B905 - Python 3.9 has no `strict`
+
+import builtins
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from .raw_objects import (
+    Deadline,
+    Unreadable,
+    attribute,
+    cell_text,
+    class_attribute,
+    compiled_attribute,
+    compiled_method,
+    is_ndarray,
+    is_of,
+    type_name,
+)
+
+__builtins__ = {**vars(builtins)}  # see `raw_objects`
+
+MOST_SORTED = 1_000_000
+"""Numbers and times are sorted up to here, in a few tenths of a second that nothing can interrupt."""
+MOST_SORTED_TEXTS = 300_000
+MOST_SORTED_OBJECTS = 200_000
+_KINDS = {"b": "boolean", "i": "number", "u": "number", "f": "number", "c": "number", "M": "time", "m": "time"}
+_TEXT_KINDS = frozenset("SUT")
+_NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex", "M": "datetime64", "m": "timedelta64"}
+_UNKNOWN_PANDAS = "this version of pandas keeps it in a way that is not known here"
+_BLOCKS = ("Block", "SharedBlock", "NumpyBlock", "NDArrayBackedBlock")  # from pandas 2.2 on the first alone
+_MOST_WEIGHED = 1_000
+_MOST_KEY_ROWS = 500
+_MOST_KEYS = 10_000
+
+
+class _Unsafe:
+    """Stands for what a dictionary has that cannot be asked without running code of the session."""
+
+
+UNSAFE = _Unsafe()
+
+
+class Column:
+    """One column. `kind` is number, boolean, time, text or object; `dtype` is what its library calls it."""
+
+    kind = "object"
+    dtype = "object"
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """Return what is shown of the values at some places."""
+        raise NotImplementedError
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """Return the places of its values in ascending order, and the places of those that are missing."""
+        raise Unreadable("this column cannot be sorted")
+
+
+class UnknownColumn(Column):
+    """A column of a class that is not known: only its name is shown."""
+
+    def __init__(self, values: Any, length: int) -> None:
+        super().__init__(length)
+        self.dtype = type_name(type(values))
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        return [f"<{self.dtype}>"] * len(_listed(places, self.length))
+
+
+class RangeColumn(Column):
+    """The numbers of a range."""
+
+    kind, dtype = "number", "int64"
+
+    def __init__(self, numbers: range) -> None:
+        super().__init__(len(numbers))
+        self._numbers = numbers
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        return [str(self._numbers[place]) for place in _listed(places, self.length)]
+
+
+class ObjectColumn(Column):
+    """Python objects, in a list or an array."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(len(values) if type(values) is list else values.shape[0])
+        self._values: Any = values
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        return [cell_text(value, chars) for value in self._taken(places)]
+
+    def _taken(self, places: "slice | list[int]") -> "list[Any]":
+        values: Any = self._values
+        if type(values) is list:
+            return [values[place] for place in _listed(places, self.length)]
+        return self._values[places].tolist()
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`. Numbers come before texts; whatever else there is counts as missing."""
+        _check_count(self.length, MOST_SORTED_OBJECTS)
+        numbers: list[tuple[Any, int]] = []
+        texts: list[tuple[str, int]] = []
+        missing: list[int] = []
+        for place, value in enumerate(self._taken(slice(0, self.length))):
+            kind = type(value)
+            if kind is str:
+                texts.append((value, place))
+            elif (kind is int or kind is bool or kind is float) and value == value:
+                numbers.append((value, place))
+            else:
+                missing.append(place)
+            if place % 10_000 == 0:
+                deadline.check()
+        numbers.sort()
+        texts.sort()
+        return [place for _, place in itertools.chain(numbers, texts)], missing
+
+
+class TextColumn(ObjectColumn):
+    """Texts that pandas keeps as Python objects, with NaN or NA for those that are missing."""
+
+    kind, dtype = "text", "str"
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        return [cell_text(value, chars) if type(value) is str else None for value in self._taken(places)]
+
+
+class ArrayColumn(Column):
+    """An array of numpy with one dimension and no Python objects."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values.shape[0])
+        self._values = values
+        kind = values.dtype.kind
+        self.kind = _KINDS.get(kind, "text" if kind in _TEXT_KINDS else "object")
+        self.dtype = dtype_name(values.dtype)
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        values = self._values[places]
+        kind, size = values.dtype.kind, values.dtype.itemsize
+        if kind == "M":
+            return [_time_text(text) for text in values.astype("U48").tolist()]
+        if kind == "m":
+            return [_duration_text(value) for value in values.astype("m8[us]").tolist()]
+        if kind == "f" and size != 8:
+            return values.astype("U48").tolist()  # through a double, 0.1 of 4 bytes would have 17 digits
+        if kind == "U":
+            return values.astype(f"U{chars}").tolist() if size > 4 * chars else values.tolist()
+        if kind == "T":  # one by one, because there is no limit to how long each is
+            return [cell_text(values[place], chars) for place in range(values.shape[0])]
+        if kind in "biufcS":
+            return [cell_text(value, chars) for value in values.tolist()]
+        return [f"<{self.dtype}>"] * values.shape[0]
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`."""
+        values = self._values
+        if values.dtype.kind not in "biufMmSU":
+            return super().order(deadline)
+        _check_count(self.length, MOST_SORTED_TEXTS if values.dtype.kind in "SU" else MOST_SORTED)
+        order = values.argsort(kind="stable")
+        # numpy sorts NaN and NaT to the end, and neither is equal to itself.
+        missing = (values != values).nonzero()[0].shape[0] if values.dtype.kind in "fMm" else 0
+        return order[: self.length - missing], order[self.length - missing :]
+
+
+class MaskedColumn(ArrayColumn):
+    """An array of pandas that may lack values: Int64, boolean and the like."""
+
+    def __init__(self, values: Any, mask: Any) -> None:
+        super().__init__(values)
+        self._mask = mask
+        self.dtype = self.dtype if self.kind == "boolean" else self.dtype.capitalize()
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        texts = super().texts(places, chars, deadline)
+        return [None if lacks else text for text, lacks in zip(texts, self._mask[places].tolist())]
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`."""
+        _check_count(self.length, MOST_SORTED)
+        order = self._values.argsort(kind="stable")
+        lacks = self._mask[order]
+        return order[~lacks], order[lacks]
+
+
+class CategoricalColumn(Column):
+    """Codes, and the categories that they stand for; it is sorted by the order of the categories."""
+
+    dtype = "category"
+
+    def __init__(self, codes: Any, categories: Column) -> None:
+        super().__init__(codes.shape[0])
+        self._codes, self._categories = codes, categories
+        self.kind = categories.kind
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        codes = self._codes[places].tolist()
+        used = sorted({code for code in codes if 0 <= code < self._categories.length})
+        known = dict(zip(used, self._categories.texts(used, chars, deadline)))
+        return [known.get(code) for code in codes]
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`."""
+        _check_count(self.length, MOST_SORTED)
+        order = self._codes.argsort(kind="stable")
+        missing = (self._codes < 0).nonzero()[0].shape[0]
+        return order[missing:], order[:missing]
+
+
+class ArrowColumn(Column):
+    """An array of pyarrow, of a type that Python has too."""
+
+    def __init__(self, values: Any, slice_of: "Callable[..., Any]", listed: "Callable[..., Any]", length: int) -> None:
+        super().__init__(length)
+        self._values, self._slice, self._listed = values, slice_of, listed
+        self.kind = "text"
+        self.dtype = "str"
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        if type(places) is slice:
+            start, stop, _ = places.indices(self.length)
+            values = self._listed(self._slice(self._values, start, max(0, stop - start)))
+        else:
+            values = [self._listed(self._slice(self._values, place, 1))[0] for place in places]
+        return [cell_text(value, chars) for value in values]
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`."""
+        _check_count(self.length, MOST_SORTED_OBJECTS)
+        return ObjectColumn(self._listed(self._values)).order(deadline)
+
+
+class JoinedColumn(Column):
+    """The labels of rows or columns that have several parts."""
+
+    kind = "text"
+
+    def __init__(self, parts: "list[Column]") -> None:
+        super().__init__(parts[0].length)
+        self._parts = parts
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        found = [part.texts(places, chars, deadline) for part in self._parts]
+        return [", ".join("" if text is None else text for text in texts)[:chars] for texts in zip(*found)]
+
+
+class KeyColumn(Column):
+    """What the dictionaries of a list have under one key."""
+
+    def __init__(self, rows: "list[Any]", key: Any, are_plain: "dict[int, bool]") -> None:
+        super().__init__(len(rows))
+        self._rows, self._key, self._are_plain = rows, key, are_plain
+
+    def texts(self, places: "slice | list[int]", chars: int, deadline: Deadline) -> "list[str | None]":
+        """See `Column`."""
+        values = (self._value(place, deadline) for place in _listed(places, self.length))
+        return ["<keys of other types>" if value is UNSAFE else cell_text(value, chars) for value in values]
+
+    def order(self, deadline: Deadline) -> "tuple[Any, Any]":
+        """See `Column`."""
+        _check_count(self.length, MOST_SORTED_OBJECTS)
+        return ObjectColumn([self._value(place, deadline) for place in range(self.length)]).order(deadline)
+
+    def _value(self, place: int, deadline: Deadline) -> Any:
+        row = self._rows[place]
+        if type(row) is not dict:
+            return None
+        deadline.check()
+        if place not in self._are_plain:
+            # Another key may have the same hash, and an `__eq__` of the session's.
+            self._are_plain[place] = all(type(key) is str or type(key) is int for key in [*row])
+        return row.get(self._key) if self._are_plain[place] else UNSAFE
+
+
+class TableReader:
+    """Rows and columns: how many of both there are, and a column by its place."""
+
+    def __init__(self, rows: int, labels: "Column | None", names: Column, column: "Callable[[int], Column]") -> None:
+        self.rows = rows
+        self.columns = names.length
+        self._labels, self._names, self.column = labels, names, column
+
+    def page(self, wanted: "dict[str, Any]", deadline: Deadline) -> "dict[str, Any]":
+        """Return a part of it: columns with names and kinds, the labels of rows, and rows as texts."""
+        chars, first = wanted["chars"], min(wanted["first_column"], self.columns)
+        last = min(first + wanted["columns"], self.columns)
+        start = min(wanted["offset"], self.rows)
+        places: slice | list[int] = slice(start, min(start + wanted["limit"], self.rows))
+        if wanted["order"] is not None:
+            places = self._ordered(wanted["order"], places, deadline, is_descending=wanted["is_descending"])
+        names = self._names.texts(slice(first, last), chars, deadline)
+        columns: list[dict[str, Any]] = []
+        contents: list[list[str | None]] = []
+        for position, name in zip(range(first, last), names):
+            deadline.check()
+            column = self.column(position)
+            contents.append(column.texts(places, chars, deadline))
+            columns.append({"position": position, "name": name or "", "kind": column.kind, "dtype": column.dtype})
+        if self._labels is not None:
+            labels = self._labels.texts(places, chars, deadline)
+        else:
+            labels = [str(place) for place in _listed(places, self.rows)]
+        rows = [[*cells] for cells in zip(*contents)] if contents else [[] for _ in labels]
+        return {"columns": columns, "labels": [label or "" for label in labels], "rows": rows}
+
+    def _ordered(self, by: int, page: slice, deadline: Deadline, *, is_descending: bool) -> "list[int]":
+        if not 0 <= by < self.columns:
+            raise Unreadable(f"there is no column {by}: it has {self.columns:,}")
+        present, missing = self.column(by).order(deadline)
+        deadline.check()
+        if is_descending:
+            present = present[::-1]
+        count = len(present)
+        taken: list[Any] = [*present[page.start : page.stop]]
+        taken += [*missing[max(0, page.start - count) : max(0, page.stop - count)]]
+        return [int(place) for place in taken]
+
+
+def _listed(places: "slice | list[int]", length: int) -> "Sequence[int]":
+    return range(*places.indices(length)) if type(places) is slice else places  # type: ignore[return-value]
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise Unreadable(f"{count:,} rows are too many to sort here, where {most:,} are the most")
+
+
+def _time_text(text: str) -> "str | None":
+    if text == "NaT":
+        return None
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _duration_text(value: Any) -> "str | None":
+    return str(value) if type(value) is timedelta else None if value is None else f"{value} µs"
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return what numpy calls a dtype; its own `name` is made by Python code that may have been replaced."""
+    kind = dtype.kind
+    if kind in "iufc":
+        return f"{_NAMES[kind]}{8 * dtype.itemsize}"
+    return _NAMES.get(kind, {"O": "object", "S": "bytes"}.get(kind, "str" if kind in _TEXT_KINDS else "void"))
+
+
+# Which table an object is
+
+
+def table_of(value: Any) -> "TableReader | None":
+    """Return the table that an object is, or None. Raises `Unreadable` where its library keeps it in an unknown way."""
+    if is_ndarray(value):
+        return _array_table(value)
+    if type(value) is list:
+        return _list_table(value)
+    if is_of(value, "pandas", "DataFrame"):
+        return _frame_table(value)
+    if is_of(value, "pandas", "Series"):
+        return _series_table(value)
+    return None
+
+
+def is_table(value: Any) -> bool:
+    """Return whether `table_of` would find one, without reading it."""
+    if is_ndarray(value):
+        return 1 <= value.ndim <= 2
+    if type(value) is list:
+        return bool(value) and type(value[0]) is dict
+    return is_of(value, "pandas", "DataFrame", "Series")
+
+
+def _array_table(array: Any) -> TableReader:
+    if array.ndim == 1:
+        names = array.dtype.names
+        if names:
+            fields = [str(name) for name in names]
+            return TableReader(
+                array.shape[0], None, ObjectColumn(fields), lambda place: column_of(array[fields[place]])
+            )
+        return TableReader(array.shape[0], None, ObjectColumn(["value"]), lambda _: column_of(array))
+    if array.ndim == 2:
+        return TableReader(
+            array.shape[0], None, RangeColumn(range(array.shape[1])), lambda place: column_of(array[:, place])
+        )
+    raise Unreadable(f"an array with {array.ndim} dimensions has no rows and columns")
+
+
+def _list_table(rows: "list[Any]") -> "TableReader | None":
+    if not rows or type(rows[0]) is not dict:
+        return None
+    keys: dict[Any, None] = {}
+    for row in rows[:_MOST_KEY_ROWS]:
+        if type(row) is dict:
+            found = itertools.islice([*row], _MOST_KEYS)
+            keys.update((key, None) for key in found if type(key) is str or type(key) is int)
+    names = [*itertools.islice(keys, _MOST_KEYS)]
+    are_plain: dict[int, bool] = {}
+    return TableReader(len(rows), None, ObjectColumn(names), lambda place: KeyColumn(rows, names[place], are_plain))
+
+
+def _manager(value: Any) -> "tuple[list[Any], tuple[Any, ...]]":
+    """Return the axes and the blocks of a frame or series."""
+    manager = attribute(value, "_mgr")
+    blocks = compiled_attribute(manager, "blocks", "BlockManager")
+    axes = compiled_attribute(manager, "axes", "BlockManager")
+    if type(blocks) is not tuple or type(axes) is not list:
+        # A series keeps the same in its own way.
+        blocks, axes = attribute(manager, "blocks"), attribute(manager, "axes")
+    if type(blocks) is not tuple or type(axes) is not list:
+        raise Unreadable(_UNKNOWN_PANDAS)
+    return axes, blocks
+
+
+def _frame_table(frame: Any) -> TableReader:
+    axes, blocks = _manager(frame)
+    names, labels = index_column(axes[0]), index_column(axes[1])
+    located = [(block, _placement(block)) for block in blocks]
+    # A frame that was put together column by column has a block for each.
+    single = {places[0]: block for block, places in located if type(places) is range and len(places) == 1}
+    others = [(block, places) for block, places in located if type(places) is not range or len(places) != 1]
+
+    def column(place: int) -> Column:
+        block, row = single.get(place), 0
+        if block is None:
+            found = ((one, _row_in(places, place)) for one, places in others)
+            block, row = next((one for one in found if one[1] >= 0), (None, 0))
+        if block is None:
+            raise Unreadable(_UNKNOWN_PANDAS)
+        return column_of(compiled_attribute(block, "values", *_BLOCKS), row, labels.length)
+
+    return TableReader(labels.length, labels, names, column)
+
+
+def _row_in(places: Any, place: int) -> int:
+    """Return where a column of the frame is in a block; -1 if it is in another."""
+    if type(places) is range:
+        return places.index(place) if place in places else -1
+    found = (places == place).nonzero()[0].tolist()
+    return found[0] if found else -1
+
+
+def _placement(block: Any) -> Any:
+    """Return the places of a block's columns in its frame, as a range or an array."""
+    placement = compiled_attribute(block, "_mgr_locs", *_BLOCKS)
+    indexer = compiled_attribute(placement, "indexer", "BlockPlacement")
+    if type(indexer) is slice:
+        return range(indexer.start or 0, indexer.stop, indexer.step or 1)
+    if is_ndarray(indexer):
+        return indexer
+    raise Unreadable(_UNKNOWN_PANDAS)
+
+
+def _series_table(series: Any) -> TableReader:
+    axes, blocks = _manager(series)
+    labels = index_column(axes[0])
+    name = cell_text(attribute(series, "_name"), 200) or "value"
+    values = compiled_attribute(blocks[0], "values", *_BLOCKS)
+    return TableReader(labels.length, labels, ObjectColumn([name]), lambda _: column_of(values, 0, labels.length))
+
+
+def index_column(index: Any) -> Column:
+    """Return the labels in an index of pandas."""
+    numbers = attribute(index, "_range")
+    if type(numbers) is range:
+        return RangeColumn(numbers)
+    levels, codes = attribute(index, "_levels"), attribute(index, "_codes")
+    if levels is not None and codes is not None:
+        # They are of a subclass of list, so their own length and items are not asked for.
+        count = list.__len__(levels)
+        parts = [(list.__getitem__(levels, place), list.__getitem__(codes, place)) for place in range(count)]
+        joined: list[Column] = [CategoricalColumn(part, index_column(level)) for level, part in parts]
+        return JoinedColumn(joined)
+    values = attribute(index, "_data")
+    if values is None:
+        raise Unreadable(_UNKNOWN_PANDAS)
+    return column_of(values)
+
+
+def column_of(values: Any, row: int = 0, length: int = 0) -> Column:
+    """Return the column in an array of numpy, pandas or pyarrow; `row` of one with two dimensions."""
+    if is_ndarray(values):
+        if values.ndim == 2:
+            values = values[row]
+        return ObjectColumn(values) if values.dtype.kind == "O" else ArrayColumn(values)
+    if values is None:
+        raise Unreadable(_UNKNOWN_PANDAS)
+    inner = compiled_attribute(values, "_ndarray", "NDArrayBacked")
+    if is_ndarray(inner):
+        return _backed_column(values, inner, row)
+    data, mask = attribute(values, "_data"), attribute(values, "_mask")
+    if is_ndarray(data) and is_ndarray(mask) and mask.dtype.kind == "b" and mask.shape == data.shape:
+        return MaskedColumn(data, mask)
+    arrow = attribute(values, "_pa_array")
+    if arrow is not None:
+        return _arrow_column(arrow) or UnknownColumn(values, length)
+    return UnknownColumn(values, length)
+
+
+def _backed_column(values: Any, inner: Any, row: int) -> Column:
+    inner = inner[row] if inner.ndim == 2 else inner
+    if is_of(values, "pandas", "Categorical"):
+        categories = attribute(compiled_attribute(values, "_dtype", "NDArrayBacked"), "_categories")
+        return CategoricalColumn(inner, index_column(categories))
+    if is_of(values, "pandas", "PeriodArray"):
+        return UnknownColumn(values, inner.shape[0])
+    if inner.dtype.kind != "O":
+        return ArrayColumn(inner)
+    return TextColumn(inner) if type_name(type(values)).startswith("StringArray") else ObjectColumn(inner)
+
+
+def _arrow_column(arrow: Any) -> "Column | None":
+    if not is_of(arrow, "pyarrow", "ChunkedArray"):
+        return None
+    kind = type(arrow)
+    slice_of, listed, length = (compiled_method(kind, name) for name in ("slice", "to_pylist", "length"))
+    own_type = class_attribute(kind, "type")
+    if slice_of is None or listed is None or length is None or type_name(type(own_type)) != "getset_descriptor":
+        return None
+    if not is_of(own_type.__get__(arrow), "pyarrow", "DataType"):
+        return None  # a type with parameters, or one that the session defined
+    return ArrowColumn(arrow, slice_of, listed, length(arrow))
+
+
+def shape_of(value: Any) -> "list[int] | None":
+    """Return the shape of an array or a frame; None for others."""
+    if is_ndarray(value):
+        return [*value.shape]
+    if is_of(value, "pandas", "DataFrame"):
+        axes, _ = _manager(value)
+        return [index_column(axes[1]).length, index_column(axes[0]).length]
+    if is_of(value, "pandas", "Series"):
+        return [index_column(_manager(value)[0][0]).length]
+    return None
+
+
+def bytes_of(value: Any) -> "int | None":
+    """Return how many bytes the values of an array or a frame take, without those of Python objects in it."""
+    if is_ndarray(value):
+        return int(value.nbytes)
+    if not is_of(value, "pandas", "DataFrame", "Series"):
+        return None
+    total, blocks = 0, _manager(value)[1]
+    if len(blocks) > _MOST_WEIGHED:
+        return None
+    for block in blocks:
+        values = compiled_attribute(block, "values", *_BLOCKS)
+        inner = values if is_ndarray(values) else compiled_attribute(values, "_ndarray", "NDArrayBacked")
+        parts = [inner] if is_ndarray(inner) else [attribute(values, "_data"), attribute(values, "_mask")]
+        total += sum(int(part.nbytes) for part in parts if is_ndarray(part))
+    return total

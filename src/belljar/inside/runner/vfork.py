@@ -1,0 +1,71 @@
+"""Runs a function in a child process that shares this process's memory, as vfork(2) does, while this one waits.
+
+A fork copies the page table, and every page that the child then writes to. A child that only changes its own rights and
+namespaces, and then forks, needs neither. Whatever it changes in Python's objects is changed in this process, too.
+"""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
+_ANY_CHILD = 0x40000000  # __WALL: the child sends no signal when it ends, so that no handler waits for it
+
+_Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+def is_possible() -> bool:
+    """Return whether a child can be started here."""
+    return _stack() > 0 and hasattr(_library(), "clone")
+
+
+def run_in_child(function: "Callable[[], None]") -> None:
+    """Run a function in a child, and raise here what it raises; OSError where there can be no such child.
+
+    Only for a process with one thread. The function must return in the child; it may fork, and a process that it forked
+    need not return. If the child is killed before that, this process exits, because its own state is then half changed.
+    """
+    errors: list[BaseException] = []
+    has_returned: list[bool] = []
+
+    def run(_argument: Any) -> int:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+        has_returned.append(True)
+        return 0
+
+    child = _library().clone(_Function(run), ctypes.c_void_p(_stack()), _CLONE_VM | _CLONE_VFORK, None)
+    if child < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"clone: {os.strerror(number)}")
+    if not has_returned:
+        os._exit(1)
+    os.waitpid(child, _ANY_CHILD)
+    if errors:
+        raise errors[0]
+
+
+@cache
+def _library() -> Any:
+    # Not CDLL, which would release the lock of the interpreter that the child needs.
+    return ctypes.PyDLL(None, use_errno=True)
+
+
+@cache
+def _stack() -> int:
+    """Return where the child's stack begins; 0 where that is unknown.
+
+    Below all that this process has used of its own stack, which grows by itself. Not memory apart from it, because
+    Python 3.14 takes that for an overflow, and a process that the child forks stays on this stack.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            if line.endswith("[stack]"):
+                return int(line.partition("-")[0], 16)
+    return 0

@@ -1,0 +1,121 @@
+"""Asks the kernel of a live session what it has in its variables, for a person who looks on.
+
+A look waits for no cell, starts no kernel, and is no use of the session: its lease does not notice. What is told passes
+the session's screens, as its output does, so that personal data and what the policy hides stay hidden.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final, Literal, TypeVar, cast
+
+from belljar.errors import KernelDied
+from belljar.kernels.variables import TablePage, TablePart, VariableKernel, VariableListing
+from belljar.outputs.events import DisplayData
+from belljar.privacy.detectors import LONGEST_CHARS
+from belljar.sessions.session import Session
+
+TURN_PATIENCE_S: Final = 0.5
+"""A checkpoint that is taken between two cells is over by then."""
+SHOWN_CHARS: Final = 200
+_TEXTS: Final = "application/json"
+_Answer = TypeVar("_Answer")
+
+NoLook = Literal["busy", "not started", "names only", "withheld"]
+"""Why a kernel told nothing: a cell runs, there is none yet, it cannot tell, or a rule for output withholds it."""
+
+
+async def look_at_variables(session: Session, offset: int, limit: int) -> VariableListing | NoLook:
+    """Return some of the session's variables, or why there is nothing to tell."""
+    async with _between_cells(session) as kernel:
+        if isinstance(kernel, str):
+            return kernel
+        found = await _answered(session, kernel.variables(offset, limit, _asked_chars(session)))
+    if found is None:
+        return "busy"
+    texts = [text for item in found.items for text in (item.name, item.type, item.value or "")]
+    screened = await _screened(session, texts)
+    if screened is None:
+        return "withheld"
+    for place, item in enumerate(found.items):
+        name, kind, value = screened[3 * place : 3 * place + 3]
+        item.name, item.type = name[:SHOWN_CHARS], kind[:SHOWN_CHARS]
+        item.is_cut = item.is_cut or len(value) > SHOWN_CHARS
+        item.value = None if item.value is None else value[:SHOWN_CHARS]
+    return found
+
+
+async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePage | NoLook:
+    """Return some rows of a variable, or why there is nothing to tell."""
+    async with _between_cells(session) as kernel:
+        if isinstance(kernel, str):
+            return kernel
+        page = await _answered(session, kernel.rows(name, replace(part, chars=_asked_chars(session))))
+    if page is None:
+        return "busy"
+    names = [column.name for column in page.columns]
+    cells = [text for row in page.rows for text in row if text is not None]
+    screened = await _screened(session, [page.kind, page.reason, *names, *page.labels, *cells])
+    if screened is None:
+        return "withheld"
+    page.kind, page.reason, *rest = screened
+    for column, label in zip(page.columns, rest, strict=False):
+        column.name = _cut(label)
+    rest = rest[len(names) :]
+    page.labels = [_cut(label) for label in rest[: len(page.labels)]]
+    texts = iter(rest[len(page.labels) :])
+    page.rows = [[None if text is None else _cut(next(texts)) for text in row] for row in page.rows]
+    return page
+
+
+@asynccontextmanager
+async def _between_cells(session: Session) -> AsyncGenerator[VariableKernel | NoLook]:
+    """Take the session's turn for a question to its kernel, or give the reason why it cannot be asked."""
+    if session.is_busy:
+        yield "busy"
+        return
+    try:
+        async with asyncio.timeout(TURN_PATIENCE_S):
+            await session.turn.acquire()
+    except TimeoutError:
+        yield "busy"
+        return
+    try:
+        kernel = session.session_kernel.kernel
+        if kernel is None or not kernel.is_alive():
+            yield "not started"
+        else:
+            yield kernel if isinstance(kernel, VariableKernel) else "names only"
+    finally:
+        session.turn.release()
+
+
+async def _answered(session: Session, asked: Awaitable[_Answer | None]) -> _Answer | None:
+    """Return the kernel's answer; None when it has died meanwhile. The next cell reports that, and why."""
+    try:
+        return await asked
+    except KernelDied as death:
+        session.session_kernel.ended_by = death.message
+        return None
+
+
+def _asked_chars(session: Session) -> int:
+    """Return how much of each text is asked for: enough behind the cut to find what the screens look for."""
+    return SHOWN_CHARS if session.screens().is_empty else SHOWN_CHARS + LONGEST_CHARS
+
+
+async def _screened(session: Session, texts: Sequence[str]) -> list[str] | None:
+    """Return texts as the session's screens let them pass, in the same order; None if they are withheld."""
+    screens = session.screens()
+    if screens.is_empty:
+        return [*texts]
+    passed = [*await screens.passed(DisplayData({_TEXTS: [*texts]})), *screens.flush()]
+    shown = next((event.data.get(_TEXTS) for event in passed if isinstance(event, DisplayData)), None)
+    if not isinstance(shown, list) or len(shown) != len(texts) or not all(isinstance(text, str) for text in shown):
+        return None
+    return cast("list[str]", shown)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

@@ -1,0 +1,166 @@
+"""What a person does in the console, in a real browser: completion, keys, long output, files, questions."""
+
+import re
+import shutil
+from collections.abc import AsyncGenerator
+
+import pytest
+from calls import held, until_said
+from consoles import Place, opened_place
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from belljar.environments import Environment
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def place(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Place]:
+    folder = tmp_path_factory.mktemp("work")
+    async with opened_place(default_environment, folder, fork_start=True, checkpoints=5) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def chromium(anyio_backend: str) -> AsyncGenerator[Browser]:
+    path = shutil.which("chromium") or pytest.skip("there is no chromium here")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def page(place: Place, chromium: Browser) -> AsyncGenerator[Page]:
+    context = await chromium.new_context()
+    page = await context.new_page()
+    await page.goto(place.console.link().link)
+    await page.wait_for_url("**/console")
+    yield page
+    await context.close()
+
+
+async def test_names_are_completed_by_the_keyboard_alone(place: Place, page: Page) -> None:
+    ran = await place.agent.execute("umbrella = 1\numbrage = 2")
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
+    await page.keyboard.press("r")
+    code = page.locator("#code")
+    await expect(code).to_be_focused()
+    await page.keyboard.type("é = umbr")
+    await page.keyboard.press("Tab")
+    await expect(page.locator("#names [role=option]")).to_have_count(2)
+    await expect(code).to_have_attribute("aria-expanded", "true")
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#names")).to_be_hidden()
+    await expect(code).to_have_value("é = umbr")
+    await page.keyboard.press("Tab")
+    await expect(page.locator("#names [role=option]")).to_have_count(2)
+    await page.keyboard.press("ArrowDown")
+    chosen = await page.locator("#names [aria-selected=true]").inner_text()
+    await page.keyboard.press("Enter")
+    await expect(code).to_have_value(f"é = {chosen}")
+    await page.keyboard.type("; é")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator(".cell").last.locator(".outputs")).to_contain_text("1" if chosen == "umbrella" else "2")
+    # With nothing to complete, Tab goes on as everywhere.
+    await page.keyboard.press("Tab")
+    await expect(code).not_to_be_focused()
+
+
+async def test_keys_move_fold_and_go_and_can_be_switched_off(place: Place, page: Page) -> None:
+    ran = await place.agent.execute("print('first')")
+    await place.agent.execute("print('second')", ran.session_id)
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
+    first = page.locator(".cell").first
+    await page.keyboard.press("k")
+    await page.keyboard.press("k")
+    await expect(first).to_be_focused()
+    await page.keyboard.press("o")
+    await expect(first.locator(".outputs")).to_be_hidden()
+    await page.keyboard.press("o")
+    await expect(first.locator(".outputs")).to_be_visible()
+    await page.keyboard.press("g")
+    await page.keyboard.press("i")
+    await page.wait_for_url("**/console/inbox")
+    await page.keyboard.press("?")
+    help_dialog = page.get_by_role("dialog", name="Keys")
+    for key in ("j", "k", "o", "r", ".", "/", "g", "?"):
+        await expect(help_dialog.locator("kbd", has_text=re.compile(f"^{re.escape(key)}$")).first).to_be_visible()
+    await help_dialog.get_by_label("Single keys work").uncheck()
+    await help_dialog.get_by_role("button", name="Close").click()
+    await page.keyboard.press("?")
+    await expect(help_dialog).to_be_hidden()
+
+
+async def test_any_of_a_million_lines_is_shown_at_once(place: Place, page: Page) -> None:
+    ran = await place.agent.execute("for n in range(1, 1_000_001): print('line', n)\nprint('Needle')", wait_s=120)
+    await page.goto(f"{place.url}/console/executions/{ran.execution_id}/output")
+    viewer = page.locator("#viewer")
+    await expect(page.locator("#line-1")).to_have_text("line 1")
+    height = await viewer.evaluate("(element) => element.scrollHeight")
+    assert 7_000_000 < height <= 8_100_000
+    await viewer.evaluate("(element) => element.scrollTo(0, element.scrollHeight / 2)")
+    middle = page.locator(".lines li", has_text=re.compile(r"^line 5000\d\d$")).first
+    await expect(middle).to_be_in_viewport()
+    assert await page.locator(".lines li").count() <= 200
+    await page.keyboard.press("/")
+    await page.keyboard.type("needle")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#found")).to_have_text("line 1,000,001, 1 of 1")
+    await expect(page.locator("#line-1000001.match")).to_be_in_viewport()
+    await page.goto(f"{place.url}/console/executions/{ran.execution_id}#line-777777")
+    await expect(page.locator("#line-777777")).to_be_in_viewport()
+
+
+async def test_output_is_followed_while_it_comes(place: Place, page: Page) -> None:
+    session_id = await place.agent.new_session()
+    code = "for n in range(300): print('before', n)\n" + held("go") + "for n in range(300): print('after', n)"
+    running = await place.agent.execute(code, session_id, wait_s=0)
+    await until_said(place.runtime, running.execution_id, "held")
+    await page.goto(f"{place.url}/console/executions/{running.execution_id}")
+    await page.get_by_label("Follow the end").check()
+    await expect(page.locator("#line-301")).to_be_in_viewport()
+    await place.agent.release(session_id, "go")
+    await expect(page.locator("#line-601")).to_be_in_viewport()
+
+
+async def test_files_are_uploaded_looked_at_and_deleted(place: Place, page: Page) -> None:
+    ran = await place.agent.execute("import os; os.makedirs('data')")
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}/files?path=data")
+    file = {"name": "n.txt", "mimeType": "text/plain", "buffer": b"<i>seen</i>"}
+    await page.get_by_label("File").set_input_files(file)  # pyright: ignore[reportArgumentType]
+    await page.get_by_role("button", name="Upload into data").click()
+    await page.get_by_role("link", name="n.txt").click()
+    await expect(page.locator("pre.whole")).to_have_text("<i>seen</i>")
+    await page.get_by_role("link", name="Back to the files").click()
+    await page.get_by_text("Delete…").click()
+    await page.get_by_role("button", name="Delete this file").click()
+    await expect(page.get_by_role("heading", name="No files")).to_be_visible()
+
+
+async def test_the_timeline_rewinds_and_shows_forks(place: Place, page: Page) -> None:
+    ran = await place.agent.execute("x = 1")
+    second = await place.agent.execute("x = 2", ran.session_id)
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}/timeline")
+    cell = page.locator(".timeline > li", has_text="x = 2")
+    await cell.get_by_text("Rewind…").click()
+    await cell.get_by_role("button", name="Fork from before it").click()
+    await page.wait_for_url(re.compile("/console/sessions/(?!" + ran.session_id + ")"))
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}/timeline")
+    await expect(cell.get_by_text("Fork from before it:")).to_be_visible()
+    await cell.get_by_text("Rewind…").click()
+    await cell.get_by_role("button", name="Rewind to before this cell").click()
+    await expect(page.locator(f"#cell-{second.execution_id}.undone")).to_be_visible()
+
+
+async def test_every_page_counts_what_waits(place: Place, page: Page) -> None:
+    await page.goto(f"{place.url}/console/health")
+    asking = await place.agent.execute("1")
+    running = await place.agent.execute("input('Go on?')", asking.session_id, wait_s=0)
+    await expect(page).to_have_title("(1) Health · belljar")
+    await page.get_by_role("link", name="Inbox").click()
+    await page.get_by_label("Answer").fill("yes")
+    await page.get_by_role("button", name="Answer").click()
+    assert (await place.agent.ended(running.execution_id)).result == "'yes'"

@@ -1,0 +1,369 @@
+"""Variables and packages of live sessions: what a person sees of them, and that looking runs and changes nothing."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from calls import held, until_said
+from consoles import Place, events, opened_place
+
+from belljar.environments import Environment
+from belljar.kernels.variables import MOST_LOOK_BYTES
+from belljar.settings import hash_key
+
+pytestmark = pytest.mark.anyio
+
+BOB = "bob-" + "b" * 30
+
+
+@pytest.fixture(scope="module")
+async def place(
+    anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Place]:
+    folder = tmp_path_factory.mktemp("variables")
+    async with opened_place(default_environment, folder, api_keys=[f"bob:sha256:{hash_key(BOB)}"]) as opened:
+        yield opened
+
+
+async def get(place: Place, path: str, status: int = 200, **query: Any) -> dict[str, Any]:
+    async with place.operator() as browser:
+        answer = await browser.get(f"/api/v1/sessions/{path}", params=query or None)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def listed(place: Place, session_id: str) -> dict[str, dict[str, Any]]:
+    return {item["name"]: item for item in (await get(place, f"{session_id}/variables"))["items"]}
+
+
+PLAIN = """
+import numpy as np, pandas as pd, datetime, decimal
+text, count, share, is_on, nothing, long = 'hello', 42, 0.5, True, None, 'x' * 100_000_000
+numbers, mean = [1, 2, 3], np.float64(2.5)
+frame = pd.DataFrame({
+    'city': ['Oslo', None, 'Bern', 'Rome'],
+    'people': pd.array([709_037, 5, None, 2_748_109], dtype='Int64'),
+    'share': [0.25, float('nan'), 1.5, -3.0],
+    'seen': pd.to_datetime(['2024-05-01 12:00:00', None, '2023-01-02 00:00:00', '2024-01-01 00:00:00']),
+    'size': pd.Categorical(['S', 'L', 'S', None], categories=['L', 'S']),
+    'price': [decimal.Decimal('1.10'), 2, [1, 2], datetime.date(2024, 1, 2)],
+}, index=['a', 'b', 'c', 'd'])
+series = pd.Series([3, 1, 2], name='rank')
+deep = pd.DataFrame({'v': [1, 2]}, index=pd.MultiIndex.from_tuples([('x', 1), ('y', 2)]))
+grid = np.arange(6).reshape(2, 3)
+million = np.arange(10_000_000.0)
+wide = pd.DataFrame(np.zeros((3, 10_000)))
+escaped = [{f'{n:03}' + '\\0' * 900: '\\0' * 900 for n in range(100)}] * 3
+records = [{'name': 'Ada', 'born': 1815}, {'name': 'Alan', 'city': 'London'}]
+"""
+
+
+async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(place: Place) -> None:
+    ran = await place.agent.execute(PLAIN)
+    assert ran.success, ran.error
+    session_id = ran.session_id
+    shown = await listed(place, session_id)
+    values = {name: item["value"] for name, item in shown.items() if item["value"] is not None}
+    assert values == {
+        "text": "hello",
+        "count": "42",
+        "share": "0.5",
+        "is_on": "True",
+        "nothing": "None",
+        "long": "x" * 200,
+        "mean": "2.5",
+    }
+    assert (shown["long"]["length"], shown["long"]["is_cut"], shown["numbers"]["length"]) == (100_000_000, True, 3)
+    assert (shown["frame"]["type"], shown["frame"]["shape"]) == ("DataFrame", [4, 6])
+    assert shown["million"]["size_bytes"] == 80_000_000
+    tables = {"frame", "series", "deep", "grid", "million", "wide", "records", "escaped"}
+    assert {name for name, item in shown.items() if item["has_rows"]} == tables
+
+    path = f"{session_id}/variables"
+    frame = await get(place, f"{path}/frame/rows")
+    assert [(column["name"], column["kind"]) for column in frame["columns"]] == [
+        ("city", "text"),
+        ("people", "number"),
+        ("share", "number"),
+        ("seen", "time"),
+        ("size", "text"),
+        ("price", "object"),
+    ]
+    assert frame["labels"] == ["a", "b", "c", "d"]
+    assert frame["rows"][0] == ["Oslo", "709037", "0.25", "2024-05-01T12:00:00", "S", "1.10"]
+    assert frame["rows"][1] == [None, "5", "nan", None, "L", "2"]
+    assert [row[5] for row in frame["rows"][2:]] == ["list of 2", "2024-01-02"]
+    orders = {order: (await get(place, f"{path}/frame/rows", order=order))["labels"] for order in SORTED}
+    assert orders == SORTED
+    assert (await get(place, f"{path}/series/rows", order="0:asc"))["labels"] == ["1", "2", "0"]
+    assert (await get(place, f"{path}/deep/rows"))["labels"] == ["x, 1", "y, 2"]
+    grid = await get(place, f"{path}/grid/rows", columns="1:3")
+    assert ([column["position"] for column in grid["columns"]], grid["rows"]) == ([1, 2], [["1", "2"], ["4", "5"]])
+    end = await get(place, f"{path}/million/rows", offset=9_999_998, limit=500)
+    assert (end["rows"], end["total_rows"], end["next"]) == ([["9999998.0"], ["9999999.0"]], 10_000_000, None)
+    wide = await get(place, f"{path}/wide/rows", columns="9990:10000", limit=1)
+    assert ([column["name"] for column in wide["columns"]][-1], wide["total_columns"]) == ("9999", 10_000)
+    assert wide["next"] == 1
+    records = await get(place, f"{path}/records/rows", order="1:desc")
+    assert records["rows"] == [["Ada", "1815", None], ["Alan", None, "London"]]
+    escaped = await get(place, f"{path}/escaped/rows", columns="0:100")
+    assert (escaped["rows"], escaped["next"]) == ([["<long text>"] * 100], 1)
+    for query, status in WRONG:
+        await get(place, f"{path}/{query}", status)
+
+
+SORTED = {
+    "0:asc": ["c", "a", "d", "b"],
+    "1:desc": ["d", "a", "b", "c"],
+    "2:asc": ["d", "a", "c", "b"],
+    "2:desc": ["c", "a", "d", "b"],
+    "3:asc": ["c", "d", "a", "b"],
+    "4:asc": ["b", "a", "c", "d"],
+}
+WRONG = [
+    ("frame/rows?limit=501", 400),
+    ("frame/rows?columns=0:101", 400),
+    ("frame/rows?columns=5", 400),
+    ("frame/rows?order=city", 400),
+    ("frame/rows?order=99:asc", 400),
+    ("million/rows?order=0:asc", 400),
+    ("count/rows", 400),
+    ("nowhere/rows", 404),
+]
+
+# Every hook that Python has for code of a class, of a metaclass, of a key, of a library that a cell has changed; each
+# says so in a file when it runs.
+HOSTILE = """
+import collections, gc, sys, types, numpy as np, pandas as pd
+def caught(what, answer=None):
+    def act(*_, **__):
+        open('ran.txt', 'a').write(what + '\\n')
+        return answer
+    return act
+HOOKS = ('__len__ __repr__ __str__ __sizeof__ __class__ __getattribute__ __getattr__ __dict__ __iter__ __getitem__ '
+    '__bool__ __eq__ __lt__ __hash__ __format__ __array__ __array_interface__ __array_struct__ __array_ufunc__ '
+    '__array_function__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __float__ __int__ __index__ __dir__ '
+    '__del__ __instancecheck__ shape dtype columns index values iloc _mgr nbytes tolist item').split()
+PROPERTIES = '__class__ __dict__ shape dtype columns index values iloc _mgr nbytes'.split()
+def hooks(name):
+    return {hook: property(caught(name + hook)) if hook in PROPERTIES else caught(name + hook, 0) for hook in HOOKS}
+def arm(kind, name):  # once there are objects of it in frames and arrays, which numpy and pandas ask for all of these
+    for hook, value in hooks(name).items():
+        if hook not in ('__class__', '__dict__'): type.__setattr__(kind, hook, value)
+BODY = {hook: property(caught(hook)) for hook in ('__class__', '__dict__')}
+class Meta(type):
+    __name__ = __mro__ = property(caught('meta name'))
+    __hash__ = caught('meta hash', 1)
+    __eq__ = caught('meta eq', False)
+    __instancecheck__ = __subclasscheck__ = __getattribute__ = __repr__ = caught('meta')
+Thing, Plain, Text = Meta('Thing', (), dict(BODY)), type('Plain', (), dict(BODY)), type('MyText', (str,), dict(BODY))
+thing, one, texts = type.__call__(Thing), Plain(), Text('abc')
+lists = type('MyList', (list,), hooks('list'))([1, 2])
+whole = type('MyInt', (int,), hooks('int'))(3)
+array = np.arange(3).view(type('MyArray', (np.ndarray,), {h: v for h, v in hooks('array').items() if h in
+    ('__len__', '__repr__', '__sizeof__', '__getitem__', 'tolist', '__array_finalize__', '__iter__', '__eq__')}))
+frames = pd.DataFrame({'a': [1]}).__class__
+class MyFrame(pd.DataFrame): pass
+sub = MyFrame({'a': [1]})
+for hook in ('__len__', '__repr__', '__sizeof__', '__getitem__', 'iloc', 'columns', 'index', 'shape', 'dtypes'):
+    setattr(MyFrame, hook, property(caught('frame' + hook)))
+cells = pd.DataFrame({'o': [one, thing, 7], 'p': np.array([thing, None, 'x'], dtype=object)})
+cells.attrs = {'deep': one}
+index = pd.Series([1, 2], index=pd.Index([one, 'b'], dtype=object), name=texts)
+arm(Thing, 'thing'); arm(Plain, 'plain'); arm(Text, 'text')
+fake = type('DataFrame', (), {**hooks('fake'), '__module__': 'pandas'})()
+faked = type('Series', (), {'__module__': 'pandas.core.series'})()
+faked._mgr = one
+class Key(str):
+    __hash__ = lambda self: hash('born')
+    __eq__ = caught('key eq', False)
+keyed = [{Key('k'): 1, 'born': 2}]
+globals()[Key('k')] = 3
+class Same:
+    def __init__(self, name): self.name = name
+    def __hash__(self): return hash(self.name)
+    __eq__ = caught('same eq', False)
+for name in ('keyed', 'cells', 'one'): globals()[Same(name)] = 1
+named = type('Named', (), {})
+named.__name__ = type('Name', (str,), {'__str__': caught('name', 'x'), '__getitem__': caught('item', 'x')})('Shown')
+named = named()
+sized = type('Sized', (list,), {'__sizeof__': list.sort})([one, one])
+class Loud:
+    def __del__(self): open('ran.txt', 'a').write('del\\n')
+"""
+CHANGED = """
+cycle = Loud(); cycle.me = cycle; del cycle
+pd.DataFrame = pd.core.frame.DataFrame = Meta('DataFrame', (), hooks('replaced'))
+np.ndarray = np.array = np.argsort = caught('numpy')
+frames.iloc = property(caught('iloc')); frames.__len__ = caught('len'); frames.__getitem__ = caught('item')
+type(cells.__dict__['_mgr']).iget_values = caught('iget')
+import builtins, json
+json.dumps = caught('json')
+real_len = builtins.len
+def len_of(one):
+    if sys._getframe(1).f_code.co_filename.endswith('tables.py'): caught('len')()
+    return real_len(one)
+builtins.len = len_of
+sys.setprofile(lambda frame, *_: frame.f_code.co_name in ('_entry', 'table_of', 'cell_text') and caught('profile')())
+"""
+
+
+async def test_looking_runs_no_code_of_the_session(place: Place) -> None:
+    ran = await place.agent.execute(HOSTILE)
+    assert ran.success, ran.error
+    session_id = ran.session_id
+    ran = await place.agent.execute(CHANGED, session_id)
+    assert ran.success, ran.error
+    await place.agent.execute("open('ran.txt', 'w').close()", session_id)
+    before = (await place.agent.execute("import os; sorted(k for k in globals() if type(k) is str)", session_id)).result
+
+    shown = await listed(place, session_id)
+    types = {name: shown[name]["type"] for name in ("thing", "one", "lists", "sub", "cells", "fake", "named")}
+    assert types == {
+        "thing": "Thing",
+        "one": "Plain",
+        "lists": "MyList",
+        "sub": "MyFrame",
+        "cells": "DataFrame",
+        "fake": "DataFrame",
+        "named": "Shown",
+    }
+    plain = ("thing", "one", "lists", "texts", "whole", "array", "sub")
+    assert {(shown[name]["value"], shown[name]["length"], shown[name]["has_rows"]) for name in plain} == {
+        (None, None, False)
+    }
+    path = f"{session_id}/variables"
+    cells = await get(place, f"{path}/cells/rows", order="0:asc")
+    assert sorted(map(str, cells["rows"])) == ["['7', 'x']", "['<Plain>', '<Thing>']", "['<Thing>', None]"]
+    index = await get(place, f"{path}/index/rows")
+    assert (index["labels"], index["columns"][0]["name"]) == (["<Plain>", "b"], "<MyText>")
+    assert (await get(place, f"{path}/keyed/rows"))["rows"] == [["<keys of other types>"]]
+    for name in ("fake", "faked", "sub", "array", "thing"):
+        await get(place, f"{path}/{name}/rows", 400)
+
+    assert (await place.agent.execute("open('ran.txt').read()", session_id)).result == "''"
+    after = (await place.agent.execute("sorted(k for k in globals() if type(k) is str)", session_id)).result
+    assert after == before
+    # And the file is written when one of them does run.
+    assert "thing__len__" in (await place.agent.execute("len(thing); open('ran.txt').read()", session_id)).result
+
+
+async def test_looking_neither_uses_wakes_nor_waits_for_a_session(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    fresh = await get(place, f"{session_id}/variables")
+    assert (fresh["state"] in ("not started", "live"), fresh["items"]) == (True, [])  # one may wait in the pool
+    await place.agent.execute("x = 1\nnames = globals()\nfor n in range(100_000): names[f'v{n}'] = n", session_id)
+    session = place.runtime.sessions.look_up(session_id)
+    assert session is not None
+    used_at, count = session.lease.used_at, session.count
+    began = time.monotonic()
+    first = await get(place, f"{session_id}/variables", limit=1000)
+    assert time.monotonic() - began < 10
+    assert (first["total"], first["items"][0]["name"], first["next"]) == (100_003, "x", 1000)
+    last = await get(place, f"{session_id}/variables", offset=100_002)
+    assert ([item["name"] for item in last["items"]], last["next"]) == (["v99999"], None)
+    assert (session.lease.used_at, session.count, session.watchers) == (used_at, count, set())
+    assert session.is_idle
+
+    running = await place.agent.execute(held("go"), session_id, wait_s=0)
+    await until_said(place.runtime, running.execution_id, "held")
+    busy = await get(place, f"{session_id}/variables")
+    assert (busy["state"], busy["items"][0]["name"], busy["items"][0]["type"]) == ("busy", "x", "")
+    assert "look again" in busy["note"]
+    refused = await get(place, f"{session_id}/variables/x/rows", 409)
+    assert refused["error"]["code"] == "busy"
+    await place.agent.release(session_id, "go")
+    await place.agent.ended(running.execution_id)
+
+
+async def test_a_sleeping_session_tells_its_names_and_sleeps_on(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("asleep")
+    async with opened_place(default_environment, folder, hibernate=True) as place:
+        ran = await place.agent.execute("kept = 1")
+        session = place.runtime.sessions.look_up(ran.session_id)
+        assert session is not None
+        await place.runtime.sessions.closer.retire(session, "was idle")
+        told = await get(place, f"{ran.session_id}/variables")
+        assert (told["state"], [item["name"] for item in told["items"]]) == ("asleep", ["kept"])
+        assert "does not wake" in told["note"]
+        assert (await get(place, f"{ran.session_id}/variables/kept/rows", 409))["error"]["message"]
+        assert (await get(place, f"{ran.session_id}/packages"))["pins"] == []
+        assert place.runtime.sessions.look_up(ran.session_id) is None
+
+
+async def test_a_runner_that_lies_about_variables_is_cut_off(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    lie = (
+        "import sys\n"
+        "runner = next(module for name, module in sys.modules.items() if name.endswith('runner.variables'))\n"
+        "runner.answer_variables = lambda *_: {'type': 'variables', 'total': 1, 'items': "
+        "[{'name': 'n' * 150, 'type': 't', 'value': 'v' * 900}] * 1000}"
+    )
+    await place.agent.execute(lie, session_id)
+    assert MOST_LOOK_BYTES < 1000 * 1000
+    told = await get(place, f"{session_id}/variables")
+    assert told["state"] == "busy"
+    after = await place.agent.execute("1", session_id)
+    assert after.success
+    assert "bytes about variables" in "".join(after.output)
+
+
+async def test_personal_data_stays_tokens(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("private")
+    policy = folder / "policy.toml"
+    policy.write_text(
+        '[privacy]\nhide = ["email"]\nwhere = ["outputs"]\n[[output]]\ntext = "s3cret"\nreplace = "[hidden]"\n'
+    )
+    async with opened_place(default_environment, folder, policy=str(policy)) as place:
+        rows = "rows = [{'who': 'x' * 190 + ' ada.lovelace@example.com'}]"
+        code = f"mail = 'ada.lovelace@example.com'\n{rows}\nkey = 's3cret'"
+        ran = await place.agent.execute(code)
+        assert ran.success, ran.error
+        shown = await listed(place, ran.session_id)
+        assert "ada" not in str(shown)
+        assert shown["key"]["value"] == "[hidden]"
+        rows = await get(place, f"{ran.session_id}/variables/rows/rows")
+        assert "ada" not in str(rows)
+        assert rows["rows"][0][0].startswith("x" * 190)
+
+
+async def test_packages_are_listed_and_installed_as_a_person(place: Place) -> None:
+    ran = await place.agent.execute("1")
+    session_id = ran.session_id
+    packages = await get(place, f"{session_id}/packages")
+    found = {(item["name"], item["origin"]) for item in packages["items"]}
+    assert ("pandas", "environment") in found
+    assert packages["pins"] == []
+    async with place.operator() as browser:
+        path = f"/api/v1/sessions/{session_id}/packages"
+        for wrong in ([], ["--index-url=x"], ["git+https://x"], ["a; echo {x}"], ["pandas; os_name == '{1}'"]):
+            assert (await browser.post(path, json={"packages": wrong})).status_code == 400, wrong
+        queued = await browser.post(path, json={"packages": ["pandas>=2"]})
+        assert queued.status_code == 202, queued.text
+        execution_id = queued.json()["execution_id"]
+        async with events(browser, f"/api/v1/sessions/{session_id}/events") as happened:
+            async for event in happened:
+                if event["event"] == "ended" and event["data"]["execution"]["execution_id"] == execution_id:
+                    break
+        entry = (await browser.get(f"/api/v1/executions/{execution_id}")).json()
+        assert entry["code"] == "%pip install 'pandas>=2'"
+        assert entry["author"]
+    told = await place.agent.execute("2", session_id)
+    assert f"{entry['author']} ran a cell" in "".join(told.output)
+
+
+async def test_another_owner_gets_what_an_unknown_session_gives(place: Place) -> None:
+    ran = await place.agent.execute("x = 1")
+    async with place.person(BOB) as bob:
+        for path in ("variables", "variables/x/rows", "packages"):
+            answers = [await bob.get(f"/api/v1/sessions/{one}/{path}") for one in (ran.session_id, "0" * 17)]
+            assert [answer.status_code for answer in answers] == [404, 404]
+        answer = await bob.post(f"/api/v1/sessions/{ran.session_id}/packages", json={"packages": ["pandas"]})
+        assert answer.status_code == 404
+        for page in ("variables", "variables/x", "packages"):
+            assert (await bob.get(f"/console/sessions/{ran.session_id}/{page}")).status_code == 404
