@@ -68,6 +68,7 @@ LONG = frozenset(
         "test_azure_kit.py",
         "test_browser_forms.py",
         "test_conda_packages.py",
+        "test_container_skills.py",
         "test_confined_uv.py",
         "test_console_accidents.py",
         "test_console_bad_input.py",
@@ -102,6 +103,7 @@ LONG = frozenset(
         "test_tasks_conformance.py",
         "test_unfinished_set_up.py",
         "test_workflow_faults.py",
+        "test_workflow_race.py",
         "test_wrapper_kernel.py",
     }
 )

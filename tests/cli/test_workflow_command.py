@@ -61,6 +61,27 @@ def test_a_run_prints_its_value_and_waits_for_an_answer(command: Command, place:
     assert "waits for no answer: it is done" in again.err
 
 
+def test_declined_expired_and_answered_twice_are_told_apart_by_the_command(command: Command, place: Path):
+    (place / "ask.yaml").write_text(workflow(form("ask", "Go on?"), form("more", "And on?"), name="asks"))
+    command("workflow", "run", "ask.yaml")
+    (listed,) = json.loads(command("workflow", "list", "--json").out)
+    assert command("workflow", "answer", listed["run"], "--step", "ask").code == 3
+    again = command("workflow", "answer", listed["run"], "--step", "ask")
+    assert again.code == 2
+    assert "question of step ask was answered already" in again.err
+    declined = command("workflow", "answer", listed["run"], "--decline")
+    assert declined.code not in (0, 3)
+    assert "step more was declined" in declined.err
+    assert "it is stopped" in command("workflow", "answer", listed["run"]).err
+
+    (place / "quick.yaml").write_text(workflow(form("ask", "Quick?", expires_s=0.01), name="quick"))
+    command("workflow", "run", "quick.yaml")
+    (quick,) = (run for run in json.loads(command("workflow", "list", "--json").out) if run["name"] == "quick")
+    expired = command("workflow", "answer", quick["run"])
+    assert expired.code == 2
+    assert "question of step ask expired at" in expired.err or "nobody answered within 0.01 s" in expired.err
+
+
 def test_a_failed_run_is_resumed_and_a_changed_text_is_refused(command: Command, place: Path):
     path = place / "w.yaml"
     path.write_text(workflow(code("a", "n = 1\nn"), code("b", "n / 0")))

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from calls import ERAS, LEGACY, MODERN, Caller, connected, opened_runtime, text_of
@@ -303,6 +303,20 @@ async def test_a_client_that_can_ask_is_asked(runtime: Runtime, era: str):
         run = await ran(caller, text)
     assert asked == ["Your name?", "Sure?"]
     assert (run["state"], run["result"]) == ("done", {"name": "Eve"})
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "reason"), [("decline", "stopped", "step ask was declined"), ("cancel", "waiting", "")]
+)
+async def test_a_person_who_says_no_in_the_client_declines_and_one_who_closes_the_question_does_not(
+    runtime: Runtime, action: Literal["decline", "cancel"], state: str, reason: str
+):
+    async def answer(_: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        return ElicitResult(action=action)
+
+    async with connected(runtime, LEGACY, elicitation_callback=answer) as caller:
+        run = await ran(caller, workflow(form("ask", "Go on?")))
+    assert (run["state"], run.get("reason", "")) == (state, reason), run
 
 
 async def test_what_the_policy_asks_waits_for_a_person_and_happens_once(caller: Caller, runtime: Runtime):
