@@ -19,12 +19,15 @@ ARG SURFACE=interpreter
 # packages, as pip takes them.
 ARG SCIENCE=yes
 ARG PACKAGES=""
+# With `yes` a browser (550 MB), with which sessions draw Plotly's figures as pictures.
+ARG BROWSER=no
 # Compiled modules make every start quicker, because nobody can write them later.
 ARG COMPILE=1
 
 RUN if command -v apt-get > /dev/null; then \
       apt-get update \
       && apt-get install -y --no-install-recommends ca-certificates fontconfig libgomp1 libseccomp2 libstdc++6 \
+           $(if [ "${BROWSER}" = yes ]; then echo chromium; fi) \
       && rm -rf /var/lib/apt/lists/*; \
     fi
 

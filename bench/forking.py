@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mcp import Client
@@ -318,7 +319,8 @@ def _processor_times(server: Server) -> dict[int, tuple[str, ProcessorTime]]:
 
 def _kind(pid: int) -> str:
     words = command_line(pid)
-    return "python" if words and "python" in words[0] else "sandbox"
+    # By the name alone: bubblewrap may lie in a folder of Python's.
+    return "python" if words and Path(words[0]).name.startswith("python") else "sandbox"
 
 
 def _split(

@@ -55,7 +55,17 @@ def processor_time(pid: int) -> ProcessorTime:
         return ProcessorTime()
     user, system, of_children, system_of_children = map(int, text[text.rindex(")") + 2 :].split()[11:15])
     tick = os.sysconf("SC_CLK_TCK")
-    return ProcessorTime((user + system) / tick, (of_children + system_of_children) / tick)
+    return ProcessorTime(_exact_s(pid) or (user + system) / tick, (of_children + system_of_children) / tick)
+
+
+def _exact_s(pid: int) -> float:
+    """In nanoseconds where Linux has them: a process that took 9 ms has taken no tick of 10 ms."""
+    try:
+        return (
+            sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+        )
+    except OSError:
+        return 0.0
 
 
 def command_line(pid: int) -> list[str]:

@@ -63,13 +63,18 @@ LONGEST = [
 # and once more as another user. The main road of what each of them covers is tried in short by another file.
 LONG = frozenset(
     {
+        "test_api_description.py",
         "test_app_in_browser.py",
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",
         "test_conda_packages.py",
         "test_confined_uv.py",
+        "test_console_accidents.py",
+        "test_console_bad_input.py",
+        "test_console_by_keyboard.py",
         "test_console_in_browser.py",
+        "test_console_with_issuer.py",
         "test_faults.py",
         "test_foundry_description.py",
         "test_frames_in_browser.py",

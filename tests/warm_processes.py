@@ -27,7 +27,14 @@ _COMMAND = [sys.executable, "-m", "belljar"]
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT = 0x8000
 _REQUEST_BYTES = 1 << 18
-_MODULES = ("belljar.cli.serve", "belljar.surfaces.http", "belljar.surfaces.stdio", "IPython.core.inputtransformer2")
+_MODULES = (
+    "belljar.api",
+    "belljar.cli.run",
+    "belljar.cli.serve",
+    "belljar.surfaces.http",
+    "belljar.surfaces.stdio",
+    "IPython.core.inputtransformer2",
+)
 
 
 class WarmProcess:
@@ -101,7 +108,9 @@ def _can_be_a_copy(given: dict[str, Any]) -> bool:
         return False
     variables = given["env"] if given["env"] is not None else os.environ
     changed = {name for name in variables if name.startswith("PYTHON") and variables[name] != os.environ.get(name)}
-    is_usual = given["preexec_fn"] in {None, heed_hangups} and not given["shell"] and given["executable"] == words[0]
+    is_usual = (
+        given["preexec_fn"] in {None, heed_hangups} and not given["shell"] and given["executable"] in {None, words[0]}
+    )
     return bool(_SYS_CLONE) and is_usual and not changed and given["uid"] in {None, -1}
 
 

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_every_section_is_there_and_a_host_that_has_what_is_needed_passes(
     found = findings()
     assert found.pop("code") == 0
     assert {name.partition("/")[0] for name in found} == {
-        *("host", "sandbox", "limits", "gpus", "environments", "forks", "node")
+        *("host", "sandbox", "limits", "gpus", "environments", "forks", "browser", "node")
     }
     assert {line["status"] for line in found.values()} <= {"ok", "warn"}
     assert found["environments/package index"]["status"] == "ok"
@@ -207,7 +208,7 @@ def test_a_section_that_breaks_is_a_finding_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("version", "status"), [("v22.1.0", "ok"), ("v20.20.2", "warn"), ("nonsense", "warn"), ("", "warn")]
 )
-def test_node_is_asked_for_its_version_and_is_never_needed(
+def test_node_is_asked_for_its_version_and_neither_it_nor_a_browser_is_needed(
     findings: Callable[[], dict[str, Any]], place: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
 ) -> None:
     folder = place.parent / "bin"
@@ -215,9 +216,11 @@ def test_node_is_asked_for_its_version_and_is_never_needed(
     script = folder / "node"
     script.write_text(f"#!/bin/sh\necho {version}\n")
     script.chmod(0o755)
+    shutil.copy(script, folder / "chromium")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     found = findings()
     assert (found["code"], found["node/node"]["status"]) == (0, status)
+    assert found["browser/browser"]["detail"].startswith(f"{folder}/chromium")
 
 
 def test_report_groups_by_section() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from itertools import groupby
 
 import pytest
 
@@ -90,7 +91,8 @@ async def test_html_is_displayed(kernel: Kernel) -> None:
 
 async def test_output_comes_in_the_order_it_was_made(kernel: Kernel) -> None:
     outcome = await run(kernel, "print('before')\ndisplay('shown')\nprint('after')\n'result'")
-    kinds = [type(event).__name__ for event in outcome.events]
+    # A busy machine may cut what is printed in two.
+    kinds = [kind for kind, _ in groupby(type(event).__name__ for event in outcome.events)]
     assert kinds == ["Stream", "DisplayData", "Stream", "ExecuteResult", "Finished"]
 
 
@@ -200,7 +202,8 @@ async def test_input_fails_at_once_where_nobody_can_be_asked(kernel: Kernel) -> 
 
 
 async def test_a_name_is_completed(kernel: Kernel) -> None:
-    await run(kernel, "elephants = 2")
+    # ipykernel's would first read ten seconds long through all that the kernel has imported.
+    await run(kernel, "get_ipython().Completer.use_jedi = False\nelephants = 2")
     completion = await kernel.complete("1 + eleph", 9)
     assert "elephants" in completion.matches
     assert (completion.start, completion.end) == (4, 9)

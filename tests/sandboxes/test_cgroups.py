@@ -13,11 +13,12 @@ import pytest
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups
+from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
 from belljar.sandboxes.cgroups import ControlGroup, GroupV1
 from belljar.sandboxes.limit_trials import try_limits
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.server_groups import PREFIX, ServerGroups
+from belljar.sandboxes.systemd_scope import find_control_groups
 
 LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
 FILES = {
@@ -248,7 +249,7 @@ async def test_a_host_without_groups_makes_none_and_says_so() -> None:
 
 @pytest.fixture
 def real() -> Iterator[ServerGroups]:
-    offer = read_control_groups()
+    offer = find_control_groups()
     if {*offer.usable()} != {"memory", "cpu", "pids"}:
         pytest.skip(f"control groups cannot be written here: {offer.kind}")
     before = _ours(offer)

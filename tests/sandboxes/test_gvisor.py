@@ -15,10 +15,10 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_until
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, Provider, SandboxSpec
-from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.gvisor.provider import GVisorProvider
 from belljar.sandboxes.gvisor.runsc import find_runsc
 from belljar.sandboxes.process_tree import open_descendant
+from belljar.sandboxes.systemd_scope import find_control_groups
 from belljar.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +173,7 @@ asyncio.run(main())
 
 
 async def test_want_of_memory_is_a_sigkill_and_told(gvisor: Provider, tmp_path: Path) -> None:
-    if "memory" not in read_control_groups().usable():
+    if "memory" not in find_control_groups().usable():
         pytest.skip("control groups cannot be written here")
     sandbox = await gvisor.open(_spec(tmp_path, Limits(memory_mb=160)))
     try:

@@ -9,11 +9,12 @@ import pytest
 from trials import PYTHON, READABLE, run, usable
 
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
-from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
+from belljar.sandboxes.cgroup_discovery import ControlGroups
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
 from belljar.sandboxes.server_groups import PREFIX
+from belljar.sandboxes.systemd_scope import find_control_groups
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +72,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
 @pytest.fixture(params=["namespace", "process"])
 def grouped(request: pytest.FixtureRequest) -> Provider:
     """A provider on a host whose control groups can be written."""
-    if {*read_control_groups().usable()} != {"memory", "cpu", "pids"}:
+    if {*find_control_groups().usable()} != {"memory", "cpu", "pids"}:
         pytest.skip("control groups cannot be written here")
     return usable(request.param)
 
@@ -259,7 +260,7 @@ async def test_thirty_sandboxes_leave_no_group_and_no_descriptor(grouped: Provid
     for _ in range(30):
         await cycle()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    folders = read_control_groups().usable().values()
+    folders = find_control_groups().usable().values()
     assert [path for folder in folders for path in folder.glob(f"{PREFIX}{os.getpid()}-*")] == []
 
 

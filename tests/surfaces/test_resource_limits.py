@@ -10,8 +10,8 @@ from belljar.environments import Environment
 from belljar.files import disk_usage
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.server_groups import PREFIX
+from belljar.sandboxes.systemd_scope import find_control_groups
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
     """An engine whose sessions have little."""
-    if {*read_control_groups().usable()} != {"memory", "cpu", "pids"}:
+    if {*find_control_groups().usable()} != {"memory", "cpu", "pids"}:
         pytest.skip("control groups cannot be written here")
     limits = {"memory_mb": MEMORY_MB, "max_processes": 40, "disk_mb": 20, "temporary_mb": 16, "cpus": 0.5}
     limits["interrupt_grace_s"] = 30  # half a processor of a busy machine is little
@@ -187,7 +187,7 @@ async def test_a_cell_sees_the_machine_that_it_may_use(caller: Caller) -> None:
 
 async def test_groups_are_gone_after_their_sessions(runtime: Runtime, caller: Caller) -> None:
     result = await caller.execute("1")
-    folders = read_control_groups().usable().values()
+    folders = find_control_groups().usable().values()
     mine = [path for folder in folders for path in folder.glob(f"{PREFIX}*/{result.session_id}-*")]
     assert len(mine) == 3
     await caller.fields("clear_session", session_id=result.session_id)

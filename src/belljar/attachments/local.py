@@ -194,7 +194,8 @@ class LocalAttachment:
         if execution is None or execution_id not in self._own or (asked := execution.question) is None:
             return
         values = values_of(asked.schema, text)
-        execution.reply(QuestionReply("decline") if values is None else QuestionReply("accept", values), question)
+        reply = QuestionReply("decline") if values is None else QuestionReply("accept", values)
+        execution.reply(reply, question, by=self._author, where="terminal")
 
     async def interrupt(self) -> None:
         """See `AttachedSession`."""

@@ -39,6 +39,8 @@ from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
 _SOON_DAYS = 21
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+"""The names under which kaleido, which draws Plotly's figures in sessions, looks for a browser."""
 _LIMITED_BY_US = ("namespace", "process", "gvisor")
 """The sandboxes whose limits are a section of their own, in which each is proved."""
 _NO_SESSIONS = "no session can start with these settings"
@@ -69,6 +71,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "guardrails": _check_guardrails,
         "http": check_http,
         "tls": _check_tls,
+        "browser": _check_browser,
         "node": _check_node,
     }
     for name, check in sections.items():
@@ -271,6 +274,16 @@ def _check_tls(settings: Settings) -> Iterator[HostFinding]:
         yield HostFinding("tls", "warn", "certificate", detail, hint)
     else:
         yield HostFinding("tls", "ok", "certificate", f"{settings.tls_certificate} ends on {day}")
+
+
+def _check_browser(settings: Settings) -> Iterator[HostFinding]:
+    """Report whether sessions can draw Plotly's figures as pictures, which nothing else needs."""
+    found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    if found:
+        yield HostFinding("browser", "ok", "browser", f"{found}: Plotly's figures come back as pictures, too")
+        return
+    cost = "Plotly's figures come back as pages only, which a model cannot see"
+    yield HostFinding("browser", "warn", "browser", "no Chromium or Chrome on the PATH", "apt install chromium", cost)
 
 
 def _check_node(settings: Settings) -> Iterator[HostFinding]:

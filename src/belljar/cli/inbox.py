@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -110,7 +111,9 @@ async def _ask(folder: Path, request: InboxRequest) -> InboxReply:
         return min(replies, key=lambda reply: reply.code == QuestionNotFound.code)
     waiting = {question.id: question for reply in replies for question in reply.waiting}
     ended = {question.id: question for reply in replies for question in reply.ended if question.id not in waiting}
-    return InboxReply(waiting=[*waiting.values()], ended=sorted(ended.values(), key=lambda one: -(one.ended_at or 0)))
+    return InboxReply(
+        waiting=[*waiting.values()], ended=sorted(ended.values(), key=lambda one: one.ended_at or "", reverse=True)
+    )
 
 
 async def _ask_server(path: Path, request: InboxRequest) -> InboxReply | None:
@@ -181,7 +184,7 @@ def _fields(question: InboxQuestion) -> list[tuple[str, str]]:
 
 
 def _row(question: InboxQuestion) -> tuple[str, ...]:
-    left = duration(max(0.0, question.expires_at - time.time())) if question.expires_at else "-"
+    left = duration(_left_s(question.expires_at)) if question.expires_at else "-"
     return question.id, _age(question), left, question.owner, _line(question.message)
 
 
@@ -191,7 +194,11 @@ def _ended_row(question: InboxQuestion) -> tuple[str, ...]:
 
 
 def _age(question: InboxQuestion) -> str:
-    return duration(max(0.0, time.time() - question.put_at))
+    return duration(max(0.0, time.time() - datetime.fromisoformat(question.put_at).timestamp()))
+
+
+def _left_s(until: str) -> float:
+    return max(0.0, datetime.fromisoformat(until).timestamp() - time.time())
 
 
 def _line(text: str) -> str:

@@ -19,9 +19,11 @@ from belljar.console.templating import render, static_files, static_version
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.monitor.base import Monitor
 from belljar.settings import Settings
-from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn, cookie_name
+from belljar.surfaces.api_operations import PREFIX, problem
+from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn
 from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
-from belljar.surfaces.rest import PREFIX, RestApi, problem
+from belljar.surfaces.operations import exact
+from belljar.surfaces.rest import RestApi
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
 _MOST_FORM_BYTES: Final = 64 * 1024
@@ -68,7 +70,7 @@ def console_app(
         Route("/frames/{execution_id}/{name}", _compressed(frames.serve), methods=["GET"]),
         *RestApi(monitor, max_upload_bytes=settings.max_upload_bytes).routes(),
     ]
-    app = Starlette(routes=routes, exception_handlers={404: _missing})
+    app = Starlette(routes=[exact(route) for route in routes], exception_handlers={404: _missing})
     # A path with a slash too many is no path of ours, and a redirect would be one more answer to guard.
     app.router.redirect_slashes = False
     return ConsoleGuard(app, sign_in)
@@ -179,7 +181,7 @@ class Entrance:
             )
             return HTMLResponse(self._page(request, told), status_code=401)
         response = RedirectResponse(wanted if is_own_path(wanted) else "/console", status_code=303)
-        return _with_cookie(response, request, cookie)
+        return self._with_cookie(response, request, cookie)
 
     async def begin(self, request: Request) -> Response:
         """Answer `/console/oauth/begin`: send the browser to the issuer."""
@@ -189,11 +191,11 @@ class Entrance:
         response = RedirectResponse(address, status_code=303)
         # Lax, because the issuer's page sends the browser back.
         response.set_cookie(
-            _flow_cookie(request),
+            self._flow_cookie(request),
             cookie,
             max_age=int(FLOW_S),
             path=CALLBACK,
-            secure=request.url.scheme == "https",
+            secure=self._sign_in.is_secure(request),
             httponly=True,
             samesite="lax",
         )
@@ -203,7 +205,7 @@ class Entrance:
         """Answer the callback: verify the token that the issuer gives for the code, forget it, and sign in."""
         if self._flow is None:
             raise InvalidArgument("this server has no issuer to sign in at")
-        cookie = request.cookies.get(_flow_cookie(request), "")
+        cookie = request.cookies.get(self._flow_cookie(request), "")
         token, wanted = await self._flow.finish(dict(request.query_params), cookie)
         signed_in = await self._sign_in.with_key(token)
         if signed_in is None:
@@ -213,15 +215,17 @@ class Entrance:
         page = render(
             "entered.html", access=None, path=CALLBACK, waiting=0, next=wanted if is_own_path(wanted) else "/console"
         )
-        response = _with_cookie(HTMLResponse(page), request, signed_in)
-        response.delete_cookie(_flow_cookie(request), path=CALLBACK)
+        response = self._with_cookie(HTMLResponse(page), request, signed_in)
+        response.delete_cookie(self._flow_cookie(request), path=CALLBACK)
         return response
 
     async def leave(self, request: Request) -> Response:
         """Answer `POST /console/leave`: sign out, in every browser that is signed in as the same person."""
-        self._sign_in.browsers.sign_out(request.cookies.get(cookie_name(request), ""))
+        name = self._sign_in.cookie_name(request)
+        self._sign_in.browsers.sign_out(request.cookies.get(name, ""))
         response = RedirectResponse(ENTER, status_code=303)
-        response.delete_cookie(cookie_name(request), path="/", httponly=True, samesite="strict")
+        is_secure = self._sign_in.is_secure(request)
+        response.delete_cookie(name, path="/", secure=is_secure, httponly=True, samesite="strict")
         return response
 
     def _page(self, request: Request, told: str = "") -> str:
@@ -238,19 +242,18 @@ class Entrance:
             has_issuer=self._flow is not None,
         )
 
+    def _flow_cookie(self, request: Request) -> str:
+        # Without `__Host-`, which does not allow a path.
+        return f"{self._sign_in.cookie_name(request).removeprefix('__Host-')}-flow"
 
-def _flow_cookie(request: Request) -> str:
-    return f"{cookie_name(request).removeprefix('__Host-')}-flow"
-
-
-def _with_cookie(response: Response, request: Request, cookie: str) -> Response:
-    response.set_cookie(
-        cookie_name(request),
-        cookie,
-        max_age=int(SIGNED_IN_S),
-        path="/",
-        secure=request.url.scheme == "https",
-        httponly=True,
-        samesite="strict",
-    )
-    return response
+    def _with_cookie(self, response: Response, request: Request, cookie: str) -> Response:
+        response.set_cookie(
+            self._sign_in.cookie_name(request),
+            cookie,
+            max_age=int(SIGNED_IN_S),
+            path="/",
+            secure=self._sign_in.is_secure(request),
+            httponly=True,
+            samesite="strict",
+        )
+        return response

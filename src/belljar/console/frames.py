@@ -19,7 +19,7 @@ from belljar.models import Display, OutputEvent
 from belljar.monitor.base import Access, Monitor
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
 from belljar.outputs.terminal_text import printable
-from belljar.surfaces.rest import problem
+from belljar.surfaces.api_operations import problem
 
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
 _BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}

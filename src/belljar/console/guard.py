@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.monitor.base import Access
-from belljar.surfaces.auth.browser import BrowserSignIn, cookie_name, is_foreign, is_same_origin
+from belljar.surfaces.api_operations import PREFIX, refused
+from belljar.surfaces.auth.browser import BrowserSignIn, is_foreign, is_same_origin
 from belljar.surfaces.auth.code_flow import CALLBACK
-from belljar.surfaces.rest import PREFIX, refused
 
 ENTER: Final = "/console/enter"
 STATIC: Final = "/console/static/"
@@ -72,7 +72,7 @@ class ConsoleGuard:
         if (token := _bearer(request)) is not None:
             access = await self._sign_in.with_bearer(token)
             return (None if access else _unauthorized()), access
-        access = self._sign_in.browsers.find(request.cookies.get(cookie_name(request), ""))
+        access = self._sign_in.browsers.find(request.cookies.get(self._sign_in.cookie_name(request), ""))
         is_page = path.startswith("/console") and is_safe and path != "/console/stream"
         if access is None:
             return (_to_sign_in(request) if is_page else _unauthorized()), None

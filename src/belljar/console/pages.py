@@ -18,8 +18,8 @@ from belljar.monitor.base import (
     Access,
     CallEntry,
     ExecutionEntry,
+    InboxQuestion,
     Monitor,
-    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
@@ -96,11 +96,11 @@ class CellView:
 class QuestionView:
     """One question as templates show it."""
 
-    entry: QuestionEntry
+    entry: InboxQuestion
     fields: list[FormField]
 
     @classmethod
-    def of(cls, entry: QuestionEntry) -> "QuestionView":
+    def of(cls, entry: InboxQuestion) -> "QuestionView":
         """Return a question with its form."""
         return cls(entry, fields_of(entry.fields, is_password=entry.is_password))
 
@@ -231,7 +231,7 @@ class Pages:
         questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
         return await self._page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN])
 
-    def question(self, entry: QuestionEntry) -> str:
+    def question(self, entry: InboxQuestion) -> str:
         """Return a question as a part of the inbox."""
         return render("_question.html", question=QuestionView.of(entry), **_helpers())
 

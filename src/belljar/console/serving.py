@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -18,7 +19,7 @@ from belljar.surfaces.auth import build_auth
 from belljar.surfaces.auth.browser import BrowserSignIn
 from belljar.surfaces.auth.code_flow import CodeFlow
 from belljar.surfaces.http import transport_security
-from belljar.surfaces.operations import HostGuard, Operations
+from belljar.surfaces.operations import HostGuard, Operations, exact
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ def browser_sign_in(settings: Settings) -> BrowserSignIn:
         scopes=(auth.settings.required_scopes or []) if auth else [],
         operators=settings.console_operators,
         gives_links=settings.console_link,
+        public_url=settings.public_url,
     )
 
 
@@ -74,11 +76,20 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     app = console_app(monitor, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     runtime.operators.console_link = console.link
+    inbox = runtime.sessions.inbox
+    before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _told_url(console.url)
     monitor.start()
     try:
         yield console
     finally:
         runtime.operators.console_link = None
+        inbox.console_url = before
+
+
+def _told_url(url: str) -> str:
+    """Return the address that a server listens on if people can use it: a wildcard is none."""
+    host = urlsplit(url).hostname or ""
+    return url if host and host not in ("0.0.0.0", "::") else ""  # noqa: S104
 
 
 def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
@@ -88,5 +99,5 @@ def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))
-    routes = [Route(path, HostGuard(one, security)) for path, one in console.apps.items()]
+    routes = [exact(Route(path, HostGuard(one, security))) for path, one in console.apps.items()]
     return console, Starlette(routes=routes)

@@ -240,7 +240,7 @@ class Execution:
         asked, inbox = self._questions.current, self._inbox
         if asked is None or inbox is None or self.is_finished:
             return None
-        return told_question(f"{self.id}-{self.questions}", asked, is_open=inbox.inbox.is_open)
+        return told_question(f"{self.id}-{self.questions}", asked, where=inbox.inbox.place())
 
     def notices(self) -> str:
         """Return belljar's own words among its output so far, which no stream of the result has."""
@@ -282,9 +282,12 @@ class Execution:
         """Answer the prompt of `input()` with a text; None declines any kind of question."""
         self.reply(text_reply(text), number)
 
-    def reply(self, reply: QuestionReply, number: int | None = None) -> None:
-        """Answer the pending question; an answer that names the `number` of another question is ignored."""
-        self._questions.answer(reply, number)
+    def reply(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
+        """Answer the pending question; an answer that names the `number` of another question is ignored.
+
+        `by` is the person who answers, and `where` they do, for the record.
+        """
+        self._questions.answer(reply, number, by=by, where=where)
 
     # Across a change of servers
 
@@ -314,14 +317,14 @@ class Execution:
             recorded = redact(question.message)
             self._transcript.record(InputRequest(recorded))
             # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
-            limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.execution_timeout_s
+            limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.ask_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted, recorded=recorded)
         self._tell_who_answered(reply)
         return reply or QuestionReply("cancel")
 
     def _tell_who_answered(self, reply: QuestionReply | None) -> None:
         """Tell the agent of an answer that did not come through its client."""
-        if reply is not None and reply.by:
+        if reply is not None and reply.by and reply.by != self.cell.author:
             said = "answered" if reply.action == "accept" else "declined"
             self._transcript.notice(f"{reply.by} {said} its question at the server's inbox")
 
@@ -465,7 +468,7 @@ class Execution:
             timeout_s=self._left_s,
             grace_s=settings.interrupt_grace_s,
             # The limit for all its questions together; a single one may use all of it.
-            pause_s=settings.execution_timeout_s,
+            pause_s=settings.ask_timeout_s,
             on_stop=tools.cancel if tools is not None else lambda: None,
         )
         has_calls = tools is not None or bool(self._calls)

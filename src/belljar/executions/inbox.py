@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, Protocol, cast
 
 from pydantic import Field, JsonValue
@@ -16,6 +17,7 @@ from pydantic import Field, JsonValue
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.journal.journal import Journal
 from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
+from belljar.journal.session_records import iso_ms
 from belljar.models import Model
 from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question, QuestionReply
@@ -25,6 +27,7 @@ PRESENCE_S = 30.0
 MOST_ENDED = 50
 MOST_MESSAGE_CHARS = 20_000
 MOST_ANSWER_BYTES = 64 * 1024
+ON_THE_MACHINE = "on the server's machine in `belljar console`"
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
 Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
@@ -44,10 +47,10 @@ class InboxQuestion(Model):
     """A JSON Schema of the answer; empty for plain consent."""
     is_password: bool = False
     in_console: bool = False
-    put_at: float
-    expires_at: float | None = None
     state: QuestionState = "waiting"
-    ended_at: float | None = None
+    put_at: str
+    expires_at: str | None = None
+    ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
 
@@ -72,6 +75,8 @@ class Inbox:
         self._rule: ASK_IN_CONSOLE = ask_in_console
         self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
         self._seen: dict[str | None, float] = {}
+        self.console_url: Callable[[], str] = lambda: ""
+        """Returns the address of this server as people reach its console; empty while it has none."""
         self.sources: list[QuestionSource] = []
         self.on_change: list[Callable[[InboxQuestion], None]] = []
         """Called when a question is put, and when it waits no more."""
@@ -86,6 +91,13 @@ class Inbox:
     def is_open(self) -> bool:
         """Return whether questions of executions may be answered here."""
         return self._rule != "never"
+
+    def place(self) -> str:
+        """Return where people answer, in words for the agent; empty where they cannot."""
+        if not self.is_open:
+            return ""
+        url = self.console_url()
+        return f"at {url}/console/inbox, or on the server's machine" if url else ON_THE_MACHINE
 
     def may_ask(self, principal: str) -> bool:
         """Return whether a question of this owner may wait here for somebody."""
@@ -210,29 +222,66 @@ class ExecutionInbox:
 
 def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an answer; raise `InvalidArgument` for one that does not fit the question's schema."""
-    if len(json.dumps(values)) > MOST_ANSWER_BYTES:
+    try:
+        size = len(json.dumps(values, allow_nan=False))
+    except ValueError:
+        raise InvalidArgument("the answer has a number that is not finite", hint="Give a plain number") from None
+    if size > MOST_ANSWER_BYTES:
         raise InvalidArgument(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes", hint="Answer with less text")
-    properties = cast("dict[str, Any]", schema.get("properties", {}))
+    listed, required = schema.get("properties"), schema.get("required")
+    properties = cast("dict[str, Any]", listed) if isinstance(listed, dict) else {}
     if unknown := [name for name in values if name not in properties]:
         hint = f"It asks for {', '.join(properties)}" if properties else "It asks for consent, without any value"
         raise InvalidArgument(f"the answer has a field {unknown[0][:64]!r} that was not asked for", hint=hint)
-    if missing := [name for name in schema.get("required", []) if name not in values]:
+    needed = cast("list[object]", required) if isinstance(required, list) else []
+    if missing := [str(name) for name in needed if name in properties and name not in values]:
         raise InvalidArgument(f"the answer lacks {', '.join(missing)}", hint="Give all required fields")
     from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few servers are asked
-    from jsonschema.exceptions import SchemaError
 
     for name, value in values.items():
-        # A pattern of a hostile server could take any amount of time.
-        entry = {key: each for key, each in properties[name].items() if key not in ("pattern", "$ref")}
-        try:
-            validator: Any = Draft202012Validator(entry)
-            fault = next(iter(validator.iter_errors(value)), None)
-        except SchemaError:
-            fault = None
+        validator: Any = Draft202012Validator(checkable_schema(properties[name]))
+        fault = next(iter(validator.iter_errors(value)), None)
         if fault is not None:
             shown = json.dumps(value)[:100]
             raise InvalidArgument(f"{name} is {shown}: {fault.message[:200]}", hint="Give a value that fits")
     return dict(values)
+
+
+_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
+_MOST_DEPTH = 3
+
+
+def checkable_schema(entry: object, depth: int = 0) -> dict[str, Any]:
+    """Return what an answer is checked against: the keywords of forms, where they are well-formed, and no others.
+
+    The schema may come from a hostile server: a reference would be fetched, a pattern can take any amount of time, and
+    a keyword of the wrong type makes the check fail instead of the answer.
+    """
+    if not isinstance(entry, dict) or depth > _MOST_DEPTH:
+        return {}
+    given = cast("dict[str, Any]", entry)
+    kept = {name: given[name] for name in _BOUNDS if _is_number(given.get(name))}
+    kept |= {name: given[name] for name in _COUNTS if _is_number(given.get(name)) and given[name] >= 0}
+    if isinstance(given.get("type"), str) and given["type"] in _TYPES:
+        kept["type"] = given["type"]
+    if isinstance(given.get("enum"), list):
+        kept["enum"] = given["enum"]
+    if "const" in given:
+        kept["const"] = given["const"]
+    if _is_number(given.get("multipleOf")) and given["multipleOf"] > 0:
+        kept["multipleOf"] = given["multipleOf"]
+    if isinstance(given.get("items"), dict):
+        kept["items"] = checkable_schema(given["items"], depth + 1)
+    for name in ("oneOf", "anyOf"):
+        if isinstance(given.get(name), list) and given[name]:
+            kept[name] = [checkable_schema(each, depth + 1) for each in cast("list[object]", given[name])]
+    return kept
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _message(question: Question) -> str:
@@ -240,7 +289,7 @@ def _message(question: Question) -> str:
     return printable(words)[:MOST_MESSAGE_CHARS]
 
 
-def _put_at(question: InboxQuestion) -> float:
+def _put_at(question: InboxQuestion) -> str:
     return question.put_at
 
 
@@ -254,17 +303,19 @@ def _shown(record: QuestionRecord) -> InboxQuestion:
         fields=record.fields(),
         is_password=bool(record.is_password),
         in_console=bool(record.in_console),
-        put_at=record.put_at,
-        expires_at=record.expires_at,
         state=record.state,
-        ended_at=record.ended_at,
+        put_at=iso_ms(record.put_at),
+        expires_at=iso_ms(record.expires_at),
+        ended_at=iso_ms(record.ended_at) if record.ended_at else None,
         answered_by=record.answered_by,
         answered_in=record.answered_in,
     )
 
 
 def _fate(question: InboxQuestion) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(question.ended_at)) if question.ended_at else "just now"
+    at = (
+        datetime.fromisoformat(question.ended_at).astimezone().strftime("%H:%M:%S") if question.ended_at else "just now"
+    )
     by = f" by {question.answered_by}" if question.answered_by else ""
     where = f" in the {question.answered_in}" if question.answered_in else ""
     match question.state:

@@ -35,13 +35,13 @@ def input_question(request: InputRequest) -> Question:
     return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password)
 
 
-def told_question(question_id: str, question: Question, *, is_open: bool) -> str:
-    """Return, for the agent, what a person is asked and where it can be answered."""
+def told_question(question_id: str, question: Question, *, where: str) -> str:
+    """Return, for the agent, what a person is asked and where it can be answered; `where` is outside the client."""
     words = " ".join(question.message.split())
     shown = words if len(words) <= MOST_SHOWN_CHARS else f"{words[: MOST_SHOWN_CHARS - 1]}…"
     places = [] if question.in_console else ["in your client, if it can ask"]
-    if is_open:
-        places.append(f"on the server's machine with `belljar inbox answer {question_id}`")
+    if where:
+        places.append(f"{where} (`belljar inbox answer {question_id}`)")
     return f"a person: {shown!r}. It can be answered {', or '.join(places)}"
 
 

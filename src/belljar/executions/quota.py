@@ -91,15 +91,17 @@ class DiskQuota:
         if not self._limit:
             return
         loop = asyncio.get_running_loop()
-        # What was written before the first measurement does not count as growth.
-        await self.look()
+        before: FolderUsage | None = None
         while True:
-            before, began = self._usage, loop.time()
+            began = loop.time()
             await self.look()
             cost_s = loop.time() - began
             is_still = self._usage == before
-            if self.is_over and (self.used > before.size_bytes or self._usage.files > before.files):
+            # What was written before the first measurement does not count as growth.
+            is_more = before is not None and (self.used > before.size_bytes or self._usage.files > before.files)
+            if self.is_over and is_more:
                 on_growth()
+            before = self._usage
             longest_s = IDLE_S if is_still and not is_busy() else BUSY_S
             pause_s = min(longest_s, longest_s if self.is_over and is_still else self._full_in_s())
             await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))

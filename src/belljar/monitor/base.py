@@ -8,12 +8,12 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field, JsonValue
 
 from belljar.errors import InvalidArgument
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import (
     ExecutionResult,
     FileReference,
@@ -206,24 +206,12 @@ class Health(Model):
     servers: list[Server]
 
 
-class QuestionEntry(Model):
-    """A question that waits for a person, or was put to one."""
+class UsageHistory(Model):
+    """What sessions used over the last 15 minutes, one value for each `interval_s`, oldest first and the last now."""
 
-    id: str
-    kind: Literal["execution", "workflow"] = "execution"
-    owner: str
-    session_id: str
-    execution_id: str = ""
-    message: str
-    fields: dict[str, JsonValue] = {}
-    """A JSON Schema of the answer; empty for plain consent."""
-    is_password: bool = False
-    state: Literal["waiting", "answered", "declined", "expired", "withdrawn"] = "waiting"
-    put_at: str
-    expires_at: str | None = None
-    ended_at: str | None = None
-    answered_by: str = ""
-    answered_in: str = ""
+    interval_s: float
+    gauges: dict[str, list[float]]
+    """Sessions that run, are idle or fresh, their memory in megabytes, and their share of a processor in percent."""
 
 
 # What happens
@@ -283,11 +271,6 @@ def place_of(cursor: str) -> str:
         ) from None
 
 
-def iso_ms(timestamp: float) -> str:
-    """Return a time in ISO 8601, in UTC, to the millisecond."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 NotebookForm = Literal["ipynb", "html", "py", "md"]
 PageLimit = Annotated[int, Field(ge=1, le=MOST_ITEMS)]
 
@@ -308,6 +291,10 @@ class Monitor(Protocol):
 
     async def health(self, access: Access) -> Health:
         """Return whether sessions can be started, and what is open."""
+        ...
+
+    async def usage(self, access: Access) -> UsageHistory:
+        """Return what the sessions that the caller may see used over the last 15 minutes."""
         ...
 
     async def sessions(
@@ -382,7 +369,7 @@ class Monitor(Protocol):
         """Return the content of a file of a session."""
         ...
 
-    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """Return the questions that wait for a person, or those that were answered."""
         ...
 
@@ -434,7 +421,7 @@ class Monitor(Protocol):
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
-    ) -> QuestionEntry:
+    ) -> InboxQuestion:
         """Answer a question that waits; `QuestionClosed` says who was first."""
         ...
 
@@ -451,6 +438,7 @@ __all__ = [
     "Followed",
     "Happening",
     "Health",
+    "InboxQuestion",
     "Monitor",
     "OutputLines",
     "SessionDetail",

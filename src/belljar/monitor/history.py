@@ -12,14 +12,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from belljar.errors import EngineError, InvalidArgument
 from belljar.journal.schema import VERSION, version_of
-from belljar.journal.session_records import SessionState
+from belljar.journal.session_records import (
+    SESSION_COLUMNS,
+    UNCOUNTED_COLUMNS,
+    SessionRecord,
+    SessionState,
+    iso_ms,
+    session_record,
+)
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES, CallEntry, Tail, iso_ms
+from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES, CallEntry, Tail
+from belljar.monitor.line_index import LineIndexes, LinePage
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")
@@ -33,15 +41,6 @@ _WHOLE_BYTES = 1_000_000
 _MOST_RICH = 500
 _TAIL_BYTES = 2_000_000
 _TAIL_CHARS = 8_000
-_MOST_FOUND = 1_000
-_MOST_LINE_CHARS = 10_000
-_COUNT = "(SELECT count(*) FROM executions WHERE session_id = sessions.id)"
-_LIST = (
-    "id, principal, environment, reason, run, state, created_at, used_at, "
-    f"{_COUNT}, variables, unkept, end, origin, origin_execution"
-)
-# Without the count, which takes milliseconds for a session of 10,000 cells.
-_KNOWN = _LIST.replace(_COUNT, "0")
 _EXECUTION = (
     "SELECT rowid, id, session_id, principal, code, submitted_at, started_at, ended_at, undone_at, dropped_at, author, "
     "client, output_bytes, "
@@ -49,26 +48,6 @@ _EXECUTION = (
     "FROM executions"
 )
 _EVENTS = "SELECT sequence, kind, text, data FROM events WHERE execution_id = ?"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A session as the journal has it."""
-
-    id: str
-    principal: str
-    environment: str
-    reason: str
-    run: str
-    state: SessionState
-    created_at: float
-    used_at: float
-    executions: int
-    variables: list[str]
-    unkept: list[str]
-    end: str
-    origin: str
-    origin_execution: str
 
 
 class ExecutionRow(NamedTuple):
@@ -109,6 +88,7 @@ class HistoryReader:
 
     def __init__(self, journal: Path) -> None:
         self._path = journal
+        self._lines = LineIndexes(journal.parent / "sessions")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -155,20 +135,20 @@ class HistoryReader:
 
     # Sessions
 
-    async def sessions(self, wanted: SessionQuery, limit: int) -> list[SessionRow]:
+    async def sessions(self, wanted: SessionQuery, limit: int) -> list[SessionRecord]:
         """Return sessions, the latest made first."""
         return await self._read(lambda connection: _sessions(connection, wanted, limit))
 
-    async def session(self, session_id: str, *, is_counted: bool = True) -> SessionRow | None:
+    async def session(self, session_id: str, *, is_counted: bool = True) -> SessionRecord | None:
         """Return a session by its id, with the number of its executions where that is wanted; None if there is none."""
         if not session_id.isascii():
             return None
-        columns = _LIST if is_counted else _KNOWN
+        columns = SESSION_COLUMNS if is_counted else UNCOUNTED_COLUMNS
         query = f"SELECT {columns} FROM sessions WHERE id = ? AND state <> 'unborn'"  # noqa: S608
 
-        def find(connection: sqlite3.Connection) -> SessionRow | None:
+        def find(connection: sqlite3.Connection) -> SessionRecord | None:
             row = connection.execute(query, (session_id,)).fetchone()
-            return _session_row(row) if row else None
+            return session_record(row) if row else None
 
         return await self._read(find)
 
@@ -289,12 +269,24 @@ class HistoryReader:
         """
         return await self._read(lambda connection: _tail(connection, execution_id, since))
 
-    async def lines(self, execution_id: str, first: int, count: int, search: str) -> tuple[list[str], int, list[int]]:
-        """Return some lines of the printed output, how many there are, and which of them have the searched text."""
-        return await self._read(lambda connection: _lines(connection, execution_id, first, count, search))
+    async def lines(self, row: ExecutionRow, first: int, count: int, search: str, *, is_complete: bool) -> LinePage:
+        """Return some lines of the printed output of an execution, and which of all have the searched text."""
+        execution = row.id, row.session_id
+        is_dropped = row.dropped_at is not None
+        return await self._read(
+            lambda connection: self._lines.read(
+                connection,
+                execution,
+                first=first,
+                count=count,
+                search=search,
+                is_complete=is_complete,
+                is_dropped=is_dropped,
+            )
+        )
 
 
-def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) -> list[SessionRow]:
+def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) -> list[SessionRecord]:
     conditions = [f"state IN ({', '.join('?' * len(wanted.states))})"]
     values: list[object] = [*wanted.states]
     if wanted.owner:
@@ -309,29 +301,9 @@ def _sessions(connection: sqlite3.Connection, wanted: SessionQuery, limit: int) 
     if wanted.before is not None:
         conditions.append("(created_at, id) < (?, ?)")
         values.extend(wanted.before)
-    query = f"SELECT {_LIST} FROM sessions WHERE {' AND '.join(conditions)} ORDER BY created_at DESC, id DESC LIMIT ?"  # noqa: S608
-    return [_session_row(row) for row in connection.execute(query, (*values, limit))]
-
-
-def _session_row(row: tuple[Any, ...]) -> SessionRow:
-    *plain, variables, unkept, end, origin, origin_execution = row
-    identifier, principal, environment, reason, run, state, created_at, used_at, executions = plain
-    return SessionRow(
-        identifier,
-        principal,
-        environment,
-        reason,
-        run,
-        cast("SessionState", state),
-        float(created_at),
-        float(used_at),
-        executions,
-        json.loads(variables),
-        json.loads(unkept),
-        end,
-        origin,
-        origin_execution,
-    )
+    condition = " AND ".join(conditions)
+    query = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {condition} ORDER BY created_at DESC, id DESC LIMIT ?"  # noqa: S608
+    return [session_record(row) for row in connection.execute(query, (*values, limit))]
 
 
 def _execution_row(row: tuple[Any, ...]) -> ExecutionRow:
@@ -419,43 +391,6 @@ def _tail(connection: sqlite3.Connection, execution_id: str, since: int) -> tupl
     return Tail(execution_id=execution_id, sequence=last, lines=lines, chars=chars, text=kept), rich
 
 
-def _lines(
-    connection: sqlite3.Connection, execution_id: str, first: int, count: int, search: str
-) -> tuple[list[str], int, list[int]]:
-    """Read the whole output once. An index of places would make far pages cheaper; reading 100 MB takes 0.5 s."""
-    query = (
-        "SELECT kind, text FROM events WHERE execution_id = ? AND text <> '' "
-        "AND kind IN ('stdout', 'stderr', 'notice', 'display') ORDER BY sequence"
-    )
-    found: list[str] = []
-    matches: list[int] = []
-    number = 1
-    rest = ""
-    wanted = search.lower()
-
-    def take(line: str) -> None:
-        nonlocal number
-        if first <= number < first + count:
-            found.append(line[:_MOST_LINE_CHARS])
-        if wanted and len(matches) < _MOST_FOUND and wanted in line.lower():
-            matches.append(number)
-        number += 1
-
-    for kind, text in connection.execute(query, (execution_id,)):
-        whole = rest + text + ("\n" if kind == "display" else "")
-        ends = whole.count("\n")
-        if not wanted and (number + ends < first or number >= first + count):
-            number += ends
-            rest = whole[whole.rfind("\n") + 1 :]
-            continue
-        *complete, rest = whole.split("\n")
-        for line in complete:
-            take(line)
-    if rest:
-        take(rest)
-    return found, number - 1, matches
-
-
 def parsed_place(place: str) -> int:
     """Return the number in a cursor of executions, or refuse another text."""
     if not place.isdecimal() or len(place) > 18:
@@ -463,4 +398,4 @@ def parsed_place(place: str) -> int:
     return int(place)
 
 
-__all__ = ["STREAM_CHARS", "ExecutionRow", "HistoryReader", "SessionQuery", "SessionRow", "parsed_place"]
+__all__ = ["STREAM_CHARS", "ExecutionRow", "HistoryReader", "SessionQuery", "parsed_place"]

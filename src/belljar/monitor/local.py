@@ -1,23 +1,19 @@
 """The monitor of this process's own sessions: the registry for what is live, the journal for everything else."""
 
 import asyncio
-import json
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import JsonValue
 
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
-from belljar.executions.execution import Execution, make_cell
-from belljar.executions.inbox import InboxQuestion
+from belljar.executions.execution import make_cell
 from belljar.files.workspace import Workspace
-from belljar.journal.journal import KILLED
-from belljar.logs import pseudonym
+from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     Access,
@@ -29,34 +25,31 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
-    RunningCell,
     Server,
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
     cursor_of,
-    iso_ms,
     place_of,
 )
+from belljar.monitor.decisions import read_decisions
+from belljar.monitor.entries import Entries
 from belljar.monitor.following import SessionFollower
-from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, SessionRow, parsed_place
+from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
-from belljar.monitor.usage import UsageSampler
+from belljar.monitor.usage import INTERVAL_S, UsageSampler
 from belljar.outputs.displays import display_uri, read_display
-from belljar.policy.decision_log import FILE as DECISIONS
-from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
 _LIVE = ("running", "idle", "fresh")
 _STATES = (*_LIVE, "asleep", "gone")
-_MOST_FIRST_LINE = 200
 _MOST_TEXT = 200
 _LISTED_FILES = 500
-_MOST_DECISION_BYTES = 4 * 1024 * 1024
 _WAIT_S = 3600.0
 MOST_FILE_BYTES = 64 * 1024 * 1024
 """The largest file that is read for a reader at once."""
@@ -78,6 +71,7 @@ class LocalMonitor:
         """Says whether the server works; a surface that has such checks sets it."""
         self._history = HistoryReader(data_directory / "journal.sqlite")
         self._usage = UsageSampler(registry.all, registry.changes)
+        self._entries = Entries(registry, self._usage)
 
     def start(self) -> None:
         """Begin to sample memory and processor time."""
@@ -129,6 +123,10 @@ class LocalMonitor:
         others = [name for name in names if name != self._run]
         return [own, *(Server(name=name, pid=int(name.partition("-")[0]), sessions=0) for name in others)]
 
+    async def usage(self, access: Access) -> UsageHistory:
+        """See `Monitor`."""
+        return UsageHistory(interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see))
+
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
     ) -> EntryPage[SessionEntry]:
@@ -145,7 +143,7 @@ class LocalMonitor:
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
-        entries = [self._entry(row) for row in shown]
+        entries = [self._entries.session(row) for row in shown]
         if wanted.state in _LIVE:
             entries = [entry for entry in entries if entry.state == wanted.state]
         last = shown[-1] if len(rows) > limit else None
@@ -154,8 +152,8 @@ class LocalMonitor:
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
         row = await self._row(access, session_id, is_counted=True)
-        live, settings = self._live(session_id), self._registry.settings
-        entry = self._entry(row)
+        live, settings = self._registry.look_up(session_id), self._registry.settings
+        entry = self._entries.session(row)
         limits: dict[str, float | None] = {
             "memory_mb": settings.memory_mb,
             "cpus": settings.cpus,
@@ -169,8 +167,8 @@ class LocalMonitor:
             sandbox=settings.sandbox,
             kernel=live.session_kernel.kernel.name if live and live.session_kernel.kernel else "",
             limits=limits,
-            variables=[*live.session_kernel.variables] if live else row.variables,
-            unkept=row.unkept,
+            variables=[*live.session_kernel.variables] if live else [*row.variables],
+            unkept=[*row.unkept],
             origin=row.origin,
             origin_execution=row.origin_execution,
             forks=await self._history.forks(session_id),
@@ -186,7 +184,7 @@ class LocalMonitor:
         rows = await self._history.executions(session_id, before=before, limit=limit + 1)
         shown = rows[:limit]
         following = cursor_of(str(shown[-1].place)) if len(rows) > limit else None
-        return EntryPage(items=[self._execution(row) for row in shown], next=following)
+        return EntryPage(items=[self._entries.execution(row) for row in shown], next=following)
 
     async def blocks(self, access: Access, session_id: str, size: int) -> list[str]:
         """See `Monitor`."""
@@ -195,14 +193,14 @@ class LocalMonitor:
 
     async def execution(self, access: Access, execution_id: str) -> ExecutionEntry:
         """See `Monitor`."""
-        return self._execution(await self._execution_row(access, execution_id))
+        return self._entries.execution(await self._execution_row(access, execution_id))
 
     async def result(self, access: Access, execution_id: str) -> ExecutionResult:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
         if row.result is not None:
             return row.result
-        live = self._live_execution(row)
+        live = self._entries.running(row)
         if live is None:
             raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
         return live.result()
@@ -230,9 +228,11 @@ class LocalMonitor:
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
-        found, total, matches = await self._history.lines(execution_id, first, count, search)
-        is_complete = self._execution(row).status not in ("queued", "running")
-        return OutputLines(first=first, lines=found, total=total, is_complete=is_complete, matches=matches)
+        is_complete = self._entries.execution(row).status not in ("queued", "running")
+        page = await self._history.lines(row, first, count, search, is_complete=is_complete)
+        return OutputLines(
+            first=first, lines=page.lines, total=page.total, is_complete=is_complete, matches=page.matches
+        )
 
     async def display(self, access: Access, execution_id: str, name: str) -> bytes:
         """See `Monitor`."""
@@ -252,17 +252,7 @@ class LocalMonitor:
         """See `Monitor`. The log has pseudonyms in place of owners."""
         if execution_id:
             await self._execution_row(access, execution_id)
-        lines = await asyncio.to_thread(_last_lines, self._data_directory / DECISIONS)
-        own = pseudonym(access.principal)
-        found: list[dict[str, JsonValue]] = []
-        for line in reversed(lines):
-            entry = _decision(line)
-            is_visible = access.is_operator or own in (entry.get("principal"), entry.get("owner"))
-            if entry and is_visible and (not execution_id or execution_id in entry.values()):
-                found.append(entry)
-            if len(found) == limit:
-                break
-        return found
+        return await asyncio.to_thread(read_decisions, self._data_directory, access, execution_id, limit)
 
     async def notebook(self, access: Access, session_id: str, form: NotebookForm) -> bytes:
         """See `Monitor`."""
@@ -291,12 +281,12 @@ class LocalMonitor:
         workspace = await self._workspace(access, session_id)
         return await asyncio.to_thread(workspace.read, name, MOST_FILE_BYTES)
 
-    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
         if state not in ("waiting", "ended"):
             raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
-        return [*map(_question, inbox.waiting(whose) if state == "waiting" else inbox.ended(whose))]
+        return inbox.waiting(whose) if state == "waiting" else inbox.ended(whose)
 
     # What happens
 
@@ -332,8 +322,8 @@ class LocalMonitor:
             session_id,
             self._history,
             self._registry.changes,
-            self._live_execution,
-            self._execution,
+            self._entries.running,
+            self._entries.execution,
             self._session_entry,
         )
         async with aclosing(follower.run(after)) as happened:
@@ -347,7 +337,7 @@ class LocalMonitor:
         await self._registry.make_room(access.principal)
         session = self._registry.create(access.principal, environment=environment, reason=reason[:_MOST_TEXT])
         self._registry.journal.commit()
-        return self._entry(await self._row(access, session.id, is_counted=True))
+        return self._entries.session(await self._row(access, session.id, is_counted=True))
 
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
@@ -366,7 +356,7 @@ class LocalMonitor:
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
         await self._row(access, session_id)
-        session = self._live(session_id)
+        session = self._registry.look_up(session_id)
         if session is None:
             return []
         running = session.queue.running()
@@ -413,20 +403,24 @@ class LocalMonitor:
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
-    ) -> QuestionEntry:
+    ) -> InboxQuestion:
         """See `Monitor`."""
         inbox, whose = self._registry.inbox, _whose(access)
         by = access.name or access.principal
         await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
-        return _question(inbox.find(question_id, whose))
+        return inbox.find(question_id, whose)
 
     async def note_presence(self, access: Access) -> None:
         """See `Monitor`."""
         self._registry.inbox.note_presence(_whose(access))
 
+    async def _session_entry(self, session_id: str) -> SessionEntry | None:
+        row = await self._history.session(session_id)
+        return self._entries.session(row) if row is not None else None
+
     # Access
 
-    async def _row(self, access: Access, session_id: str, *, is_counted: bool = False) -> SessionRow:
+    async def _row(self, access: Access, session_id: str, *, is_counted: bool = False) -> SessionRecord:
         row = await self._history.session(session_id, is_counted=is_counted)
         is_elsewhere = row is not None and row.state == "live" and row.run != self._run
         if row is None or not access.may_see(row.principal) or is_elsewhere:
@@ -449,135 +443,10 @@ class LocalMonitor:
         folders, _ = self._registry.look(session_id, row.principal)
         return Workspace(folders.workspace)
 
-    def _live(self, session_id: str) -> Session | None:
-        return self._registry.look_up(session_id)
-
-    def _live_execution(self, row: ExecutionRow) -> Execution | None:
-        session = self._live(row.session_id)
-        return session.queue.find(row.id) if session is not None else None
-
-    # Forms
-
-    async def _session_entry(self, session_id: str) -> SessionEntry | None:
-        row = await self._history.session(session_id)
-        return self._entry(row) if row is not None else None
-
-    def _entry(self, row: SessionRow) -> SessionEntry:
-        kept_s = self._registry.settings.keep_days * DAY_S
-        entry = SessionEntry(
-            session_id=row.id,
-            owner=row.principal,
-            environment=row.environment,
-            state="gone" if row.state == "gone" else "asleep",
-            reason=row.reason,
-            server=row.run,
-            created_at=iso_ms(row.created_at),
-            last_used_at=iso_ms(row.used_at),
-            expires_at=iso_ms(row.used_at + kept_s) if row.state == "asleep" else "",
-            executions=row.executions,
-            last_cause=row.end,
-        )
-        session = self._live(row.id)
-        return self._with_life(entry, session) if session is not None else entry
-
-    def _with_life(self, entry: SessionEntry, session: Session) -> SessionEntry:
-        kernel, last = session.session_kernel.kernel, session.queue.latest()
-        running = next((one for one in session.queue.running() if one.has_started), None)
-        memory, cpu = self._usage.of(session.id)
-        return entry.model_copy(
-            update={
-                "state": session.state,
-                "last_used_at": iso_ms(session.lease.used_at),
-                "expires_at": iso_ms(session.lease.expires_at),
-                "executions": session.count,
-                "checkpoints": session.session_kernel.checkpoints.count,
-                "memory_mb": round(kernel.memory_mb(), 1) if kernel else 0.0,
-                "cpu_percent": cpu[-1] if cpu else 0.0,
-                "memory_history": memory,
-                "cpu_history": cpu,
-                "last_status": last.result().status if last else None,
-                "last_cause": session.session_kernel.last_cause or "",
-                "now": self._running_cell(running) if running else None,
-            }
-        )
-
-    def _running_cell(self, execution: Execution) -> RunningCell:
-        wall_s = execution.result().usage.wall_s
-        asked = (each for each in self._registry.inbox.waiting(None) if each.execution_id == execution.id)
-        question = next(asked, None)
-        return RunningCell(
-            execution_id=execution.id,
-            first_line=_telling_line(execution.cell.code),
-            since=iso_ms(time.time() - wall_s),
-            running_s=round(wall_s, 1),
-            asks=question.message[:_MOST_FIRST_LINE] if question else "",
-        )
-
-    def _execution(self, row: ExecutionRow) -> ExecutionEntry:
-        result = row.result
-        entry = ExecutionEntry(
-            execution_id=row.id,
-            session_id=row.session_id,
-            code=row.code,
-            author=row.author,
-            client=row.client,
-            status="died",
-            submitted_at=iso_ms(row.submitted_at),
-            started_at=iso_ms(row.started_at) if row.started_at else None,
-            ended_at=iso_ms(row.ended_at) if row.ended_at else None,
-            is_undone=row.undone_at is not None,
-            is_dropped=row.dropped_at is not None,
-            output_bytes=row.output_bytes,
-        )
-        if result is not None:
-            return entry.model_copy(
-                update={
-                    "status": result.status,
-                    "execution_count": result.execution_count,
-                    "usage": result.usage,
-                    "error": result.error,
-                    "cause": result.cause,
-                    "state": result.state,
-                    "lost": result.lost,
-                    "files": result.files,
-                    "events": result.sequence,
-                }
-            )
-        live = self._live_execution(row)
-        if live is None:
-            return entry.model_copy(update={"cause": KILLED, "state": "lost"})
-        return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
-
 
 def _whose(access: Access) -> str | None:
     """Return whose questions somebody may answer; None for those of all owners."""
     return None if access.is_operator else access.principal
-
-
-def _question(question: InboxQuestion) -> QuestionEntry:
-    return QuestionEntry(
-        id=question.id,
-        kind=question.kind,
-        owner=question.owner,
-        session_id=question.session_id,
-        execution_id=question.execution_id,
-        message=question.message,
-        fields=question.fields,
-        is_password=question.is_password,
-        state=question.state,
-        put_at=iso_ms(question.put_at),
-        expires_at=iso_ms(question.expires_at) if question.expires_at else None,
-        ended_at=iso_ms(question.ended_at) if question.ended_at else None,
-        answered_by=question.answered_by,
-        answered_in=question.answered_in,
-    )
-
-
-def _telling_line(code: str) -> str:
-    """Return the first line of a cell that says what it does: imports and comments do not."""
-    lines = [line.strip() for line in code.splitlines() if line.strip()]
-    telling = (line for line in lines if not line.startswith(("import ", "from ", "#")))
-    return next(telling, lines[0] if lines else "")[:_MOST_FIRST_LINE]
 
 
 def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "gone"], ...]:
@@ -594,22 +463,3 @@ def _session_place(cursor: str) -> tuple[float, str]:
         return float(created_at), session_id
     except ValueError:
         raise InvalidArgument("the cursor is none that this list gave", hint="Pass `next` unchanged") from None
-
-
-def _last_lines(path: Path) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _MOST_DECISION_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    return lines[1:] if size > _MOST_DECISION_BYTES else lines
-
-
-def _decision(line: bytes) -> dict[str, JsonValue]:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return cast("dict[str, JsonValue]", entry) if isinstance(entry, dict) else {}

@@ -23,12 +23,13 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     Monitor,
     OutputLines,
-    QuestionEntry,
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
 )
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -39,6 +40,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
     """Return what each method answers with. Built at the first call, because it takes some milliseconds."""
     kinds: dict[str, Any] = {
         "health": Health,
+        "usage": UsageHistory,
         "sessions": EntryPage[SessionEntry],
         "session": SessionDetail,
         "executions": EntryPage[ExecutionEntry],
@@ -52,7 +54,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "calls": list[CallEntry],
         "decisions": list[dict[str, JsonValue]],
         "files": FileListing,
-        "questions": list[QuestionEntry],
+        "questions": list[InboxQuestion],
         "create": SessionEntry,
         "run_cell": str,
         "interrupt": list[str],
@@ -61,7 +63,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
         "end": None,
         "write_file": None,
         "delete_file": None,
-        "answer": QuestionEntry,
+        "answer": InboxQuestion,
         "note_presence": None,
     }
     forms: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in kinds.items()}

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -37,13 +38,14 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
+    InboxQuestion,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
     Server,
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
     cursor_of,
 )
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
@@ -128,6 +130,13 @@ class RemoteMonitor:
             servers=[*own, *others],
         )
 
+    async def usage(self, access: Access) -> UsageHistory:
+        """See `Monitor`. What servers of later start have not measured counts as nothing."""
+        answers: list[tuple[str, UsageHistory]] = await self._all(access, "usage")
+        names = {name: None for _, usage in answers for name in usage.gauges}
+        sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
+        return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
+
     async def sessions(
         self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
     ) -> EntryPage[SessionEntry]:
@@ -211,10 +220,10 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "read_file", session_id, name=name)
 
-    async def questions(self, access: Access, state: str = "waiting") -> list[QuestionEntry]:
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Monitor`."""
         answers = await self._all(access, "questions", state=state)
-        found: dict[str, QuestionEntry] = {one.id: one for _, answer in answers for one in answer}
+        found: dict[str, InboxQuestion] = {one.id: one for _, answer in answers for one in answer}
         return [*found.values()]
 
     # What happens
@@ -309,7 +318,7 @@ class RemoteMonitor:
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
-    ) -> QuestionEntry:
+    ) -> InboxQuestion:
         """See `Monitor`."""
         # A server that has not put the question knows of it from the journal, and says that another one waits for it.
         absence = (QuestionNotFound, QuestionClosed)
@@ -322,6 +331,12 @@ class RemoteMonitor:
 
 def _nobody() -> EngineError:
     return EngineError("no running server answers", hint="Start one with `belljar serve`")
+
+
+def _summed(series: list[list[float]]) -> list[float]:
+    """Return the sums of values that all end now."""
+    ends = zip_longest(*(reversed(values) for values in series), fillvalue=0.0)
+    return [round(sum(values), 1) for values in ends][::-1]
 
 
 def _pid(name: str) -> int:

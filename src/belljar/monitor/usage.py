@@ -18,6 +18,25 @@ LEAST_PERCENT = 1.0
 
 
 @dataclass(slots=True)
+class OwnerTotals:
+    """What the sessions of one owner used at one moment."""
+
+    running: int = 0
+    idle: int = 0
+    fresh: int = 0
+    memory_mb: float = 0.0
+    cpu_percent: float = 0.0
+
+    def add(self, other: "OwnerTotals") -> None:
+        """Add what another owner used."""
+        for name in GAUGES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+GAUGES = ("running", "idle", "fresh", "memory_mb", "cpu_percent")
+
+
+@dataclass(slots=True)
 class SessionUsage:
     """The samples of one session, oldest first."""
 
@@ -34,6 +53,8 @@ class UsageSampler:
         self._sessions = sessions
         self._changes = changes
         self._usage: dict[str, SessionUsage] = {}
+        self._totals: deque[dict[str, OwnerTotals]] = deque(maxlen=int(KEPT_S / INTERVAL_S))
+        """What each owner's sessions used, oldest first. Kept apart, because sessions end."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,8 +81,20 @@ class UsageSampler:
         living = {session.id for session in sessions}
         for gone in self._usage.keys() - living:
             del self._usage[gone]
+        totals: dict[str, OwnerTotals] = {}
         for session in sessions:
             self._sample(session)
+            used, state = self._usage[session.id], session.state
+            totals.setdefault(session.principal, OwnerTotals()).add(
+                OwnerTotals(
+                    running=state == "running",
+                    idle=state == "idle",
+                    fresh=state == "fresh",
+                    memory_mb=used.memory_mb[-1],
+                    cpu_percent=used.cpu_percent[-1],
+                )
+            )
+        self._totals.append(totals)
 
     def _sample(self, session: Session) -> None:
         kernel = session.session_kernel.kernel
@@ -84,6 +117,17 @@ class UsageSampler:
         if known is None:
             return [], []
         return _thinned([*known.memory_mb]), _thinned([*known.cpu_percent])
+
+    def gauges(self, may_see: Callable[[str], bool]) -> dict[str, list[float]]:
+        """Return what the sessions of all owners that somebody may see used over the last minutes, oldest first."""
+        sums: list[OwnerTotals] = []
+        for totals in self._totals:
+            total = OwnerTotals()
+            for owner, used in totals.items():
+                if may_see(owner):
+                    total.add(used)
+            sums.append(total)
+        return {name: [round(float(getattr(one, name)), 1) for one in sums] for name in GAUGES}
 
 
 def _thinned(values: list[float]) -> list[float]:

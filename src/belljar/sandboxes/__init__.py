@@ -31,7 +31,7 @@ class OwnProviders:
             "process": lambda: ProcessProvider(enforcer),
             "container": lambda: ContainerProvider(settings.container_engine, settings.container_image),
             "gvisor": lambda: GVisorProvider(settings.runsc, enforcer),
-            "microvm": MicroVMProvider,
+            "microvm": lambda: MicroVMProvider(settings.start_timeout_s),
         }
 
 

@@ -5,8 +5,8 @@ descriptors reach the host over virtual sockets: `inside/guest_init.py` connects
 each carries their bytes outside. UNIX sockets in the scratch folder do not work across the two kernels, so a session in
 a machine has no egress and installs no packages.
 
-This was written on a host that boots no machine, so `check` boots one, runs a command through this whole file, and
-compares the status and the output.
+Whether a host boots machines is known only when one has booted, so `check` boots one, runs a command through this whole
+file, and compares the status and the output.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _PACKAGE = "microsandbox"
 _SERVER = "MSB_SERVER_URL"
 _FIRST_PORT = 5_000
 _DEFAULT_MEMORY_MB = 1_024
-_TRIAL_TIMEOUT_S = 60.0
+_KILL_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 65_536
 _GUEST_INIT = "/run/guest_init.py"
 _SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ssl/certs", "/etc/alternatives")
@@ -60,6 +60,10 @@ class MicroVMProvider(WithoutHostUsers):
     name = "microvm"
     isolates = True
     warning = ""
+
+    def __init__(self, start_timeout_s: float = 60) -> None:
+        self._start_timeout_s = start_timeout_s
+        """How long the machine of the trial may take from its boot to its end."""
 
     def check(self) -> list[HostCheck]:
         """Return what keeps a machine from booting here, if that can be told at once; else boot one, once."""
@@ -87,7 +91,7 @@ class MicroVMProvider(WithoutHostUsers):
         """What went wrong when a machine like a session's was booted; empty if nothing did."""
         # In a thread, because the current one may be running the server's event loop.
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(lambda: asyncio.run(_try_machine())).result()
+            return pool.submit(lambda: asyncio.run(_try_machine(self._start_timeout_s))).result()
 
 
 def _check_server() -> list[HostCheck]:
@@ -160,6 +164,7 @@ class MicroVMProcess:
         self._bridges = {
             port: DescriptorBridge(self._folder / str(port), given[number]) for port, number in self._numbers.items()
         }
+        self._name = f"belljar-{secrets.token_hex(8)}"
         self._machine: Any = None
         self._command: Any = None
         self._waiting: asyncio.Task[int] | None = None
@@ -177,7 +182,7 @@ class MicroVMProcess:
         }
         try:
             self._machine = await package.Sandbox.create(
-                f"belljar-{secrets.token_hex(8)}",
+                self._name,
                 image=package.Image.bind(str(self._folder / "root")),
                 memory=limits.memory_mb or _DEFAULT_MEMORY_MB,
                 cpus=math.ceil(limits.cpus) or 1,
@@ -224,10 +229,14 @@ class MicroVMProcess:
 
     async def kill_all(self) -> None:
         """Kill the machine and forget it; may be called twice."""
-        machine, self._machine = self._machine, None
+        package, machine = self._microsandbox, self._machine
+        self._machine = None
         if machine is not None:
-            with contextlib.suppress(self._microsandbox.MicrosandboxError):
-                await machine.kill()
+            with contextlib.suppress(package.MicrosandboxError):
+                await machine.kill(timeout=_KILL_TIMEOUT_S)
+        # A machine that was killed or did not boot leaves its record and its logs, `ephemeral` or not.
+        with contextlib.suppress(package.MicrosandboxError):
+            await package.Sandbox.remove(self._name)
         for bridge in self._bridges.values():
             await asyncio.to_thread(bridge.close)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -367,7 +376,7 @@ def interpreter_for(command: Sequence[str] = ()) -> str:
     return shutil.which("python3", path="/usr/bin:/bin") or "/usr/bin/python3"
 
 
-async def _try_machine() -> str:
+async def _try_machine(timeout_s: float) -> str:
     """Boot a machine, pass a descriptor to a command, compare what comes back; return what is wrong, or nothing."""
     reading, writing = os.pipe()
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder, os.fdopen(reading, "rb") as heard:
@@ -375,13 +384,13 @@ async def _try_machine() -> str:
         code = f"import os, sys; os.write({writing}, b'crossed'); sys.exit(3)"
         streams = {"stdout": writing, "stderr": writing}
         try:
-            async with asyncio.timeout(_TRIAL_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 process = await sandbox.spawn(
                     [interpreter_for(), "-ISc", code], environment={}, **streams, pass_fds=[writing]
                 )
                 status = await process.wait()
         except TimeoutError:
-            return f"a machine did not end within {_TRIAL_TIMEOUT_S:g} s"
+            return f"a machine did not end within {timeout_s:g} s (`start_timeout_s`)"
         except (SandboxUnavailable, OSError) as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - the package's interface may be another than this was written for

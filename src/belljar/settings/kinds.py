@@ -4,6 +4,7 @@ import keyword
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
@@ -112,6 +113,16 @@ def _absolute(path: Path) -> Path:
 def absolute_file(path: str) -> str:
     """Return the absolute path of a file, so that a change of directory does not matter; empty for none."""
     return str(_absolute(Path(path))) if path else ""
+
+
+def public_address(url: str) -> str:
+    """Return the address of a server as people reach it, without a slash at its end; empty for none."""
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise ValueError("is no address like https://belljar.example.org, without a path")
+    return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
 def level_name(value: object) -> object:

@@ -29,6 +29,7 @@ from belljar.settings.kinds import (
     checked_rule,
     level_name,
     limit,
+    public_address,
     unmixed,
     user_data,
     user_downloads,
@@ -338,6 +339,12 @@ class Settings(BaseSettings):
         description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
         "any are set up), or everyone who can connect.",
     )
+    public_url: Annotated[str, AfterValidator(public_address), NEVER] = Field(
+        "",
+        description="Where people reach this server, like `https://belljar.example.org`, behind a proxy for instance: "
+        "agents tell them this address, its host is allowed, and over HTTPS the console's cookies are for HTTPS only.",
+        json_schema_extra={"allowed": "an http or https address without a path, or empty text"},
+    )
     console: Annotated[bool, OFF] = Field(
         True, description="Serve the console at `/console` and its API at `/api/v1` beside MCP over HTTP."
     )
@@ -533,8 +540,13 @@ class Settings(BaseSettings):
     )
     ask_in_console: Annotated[Literal["present", "always", "never"], towards("always", "present", "never")] = Field(
         "present",
-        description="Whether a cell whose client cannot ask may ask a person through `belljar inbox`: `present` while "
-        "somebody looks at the inbox, `always` also when nobody does, `never` only through the client.",
+        description="Whether a cell whose client cannot ask may ask a person in the console or with `belljar inbox`: "
+        "`present` while somebody has one of them open, `always` also while nobody has, `never` only in the client.",
+    )
+    ask_timeout_s: Annotated[Seconds, LOWER] = Field(
+        600,
+        description="How long a cell may wait for answers of people, all its questions together; its own time stands "
+        "still meanwhile.",
     )
     apps: Annotated[Literal["auto", "off"], towards("auto", "off")] = Field(
         "auto",

@@ -70,6 +70,8 @@ class ShownSession(Model):
     session_id: str
     environment: str
     cells: list[ShownCell]
+    console: str = ""
+    """Where the person sees the session in a browser; empty where the server has no address."""
 
 
 class SessionApp:
@@ -105,10 +107,13 @@ class SessionApp:
         codes = [self._code(each) for each in ids]
         read = self._sessions.executions.display_reader(session_id)
         cells = await asyncio.to_thread(_cells, codes, results, read)
-        shown = ShownSession(session_id=session_id, environment=environment, cells=cells)
+        url = self._sessions.inbox.console_url()
+        console = f"{url}/console/sessions/{session_id}" if url else ""
+        shown = ShownSession(session_id=session_id, environment=environment, cells=cells, console=console)
         text = "\n\n".join(_text(cell, result) for cell, result in zip(cells, results, strict=True))
+        text = text or f"session {session_id} has run nothing yet."
         return CallToolResult(
-            content=[TextContent(type="text", text=text or f"session {session_id} has run nothing yet.")],
+            content=[TextContent(type="text", text=f"{text}\n\nIn the console: {console}" if console else text)],
             structured_content=shown.model_dump(mode="json"),
         )
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Map
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
@@ -36,7 +37,7 @@ from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopba
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.forwarded import ProxyNotice, knows_callers
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
-from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, health, signpost
+from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, exact, health, signpost
 from belljar.surfaces.resumable_streams import SessionManager
 from belljar.surfaces.tls import tls_context
 
@@ -91,7 +92,7 @@ def transport_security(settings: Settings) -> TransportSecuritySettings:
     if settings.trust_network and not settings.allowed_hosts:
         # The guard is against pages in a browser of this network, which are not let through to here.
         return TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    if is_wildcard and not settings.allowed_hosts:
+    if is_wildcard and not (settings.allowed_hosts or settings.public_url):
         raise SettingsError(
             f"{settings.http} listens on every address and no host names are allowed",
             hint=f"Set {variable('allowed_hosts')} to each name or address that clients put in their URL, separated "
@@ -100,7 +101,9 @@ def transport_security(settings: Settings) -> TransportSecuritySettings:
     # A wildcard address is not allowed as a name, because browsers can be sent to http://0.0.0.0.
     own = [] if is_wildcard else [_in_url(host)]
     loopback = _LOOPBACK_HOSTS if is_loopback(host) else ()
-    names = [pattern for name in (*loopback, *own, *settings.allowed_hosts) for pattern in _host_patterns(name)]
+    public = [urlsplit(settings.public_url).netloc] if settings.public_url else []
+    allowed = (*loopback, *own, *public, *settings.allowed_hosts)
+    names = [pattern for name in allowed for pattern in _host_patterns(name)]
     own_origins = [f"{scheme}://{name}" for scheme in ("https", "http") for name in names]
     return TransportSecuritySettings(
         allowed_hosts=names, allowed_origins=[*own_origins, *map(_origin_pattern, settings.allowed_origins)]
@@ -176,7 +179,7 @@ def build_app(
     guarded = HostGuard(request_response(first), transport_security(settings))
     routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
     for path, app in (own_guard or {}).items():
-        routes.append(Route(path, CountedRefusals(HostGuard(app, transport_security(settings)))))
+        routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
     if data_plane is not None:
         guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
         guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))

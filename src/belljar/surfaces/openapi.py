@@ -3,15 +3,19 @@
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from belljar.monitor.base import NotebookForm
+
 if TYPE_CHECKING:
-    from belljar.surfaces.rest import Operation
+    from belljar.surfaces.api_operations import Operation
 
 _PART = re.compile(r"\{(\w+)(?::\w+)?\}")
+# What parts of paths may be, where they are no ids and no names.
+_FORMS: dict[str, dict[str, Any]] = {"form": {"enum": list(get_args(NotebookForm))}}
 _REFUSALS = {
     "400": "An argument is wrong",
     "401": "No credentials, or none that are accepted",
@@ -56,7 +60,8 @@ def description(operations: Sequence["Operation"], prefix: str, problem: type[Ba
 
 def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> dict[str, Any]:
     inner = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _PART.findall(one.path)
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **_FORMS.get(name, {})}}
+        for name in _PART.findall(one.path)
     ]
     query = [
         {"name": name, "in": "query", "description": known.meaning, "schema": known.schema}
@@ -73,7 +78,7 @@ def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> d
     }
     described: dict[str, Any] = {
         "summary": one.summary,
-        "operationId": re.sub(r"\W+", "_", f"{one.method.lower()}_{one.path}").strip("_"),
+        "operationId": re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_"),
         "parameters": [*inner, *query],
         "responses": {str(one.status): {"description": one.summary, **content}, **refusals},
     }

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.metadata
 import ipaddress
+import re
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import measures
@@ -165,6 +167,12 @@ class HostGuard:
         """Refuse the request, or pass it on."""
         refusal = await self._security.validate_request(Request(scope))
         await (refusal or self._app)(scope, receive, send)
+
+
+def exact(route: Route) -> Route:
+    """Return the route so that it takes a path whole: names of files may have newlines, which `.` and `$` pass over."""
+    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
+    return route
 
 
 class CountedRefusals:

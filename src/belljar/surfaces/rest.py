@@ -5,100 +5,57 @@ refused everybody else.
 """
 
 import json
-import logging
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
-from urllib.parse import quote
+from typing import Final, Literal, cast
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from belljar.errors import (
-    BelljarError,
-    Busy,
-    CodeRejected,
-    CopyRefused,
-    EngineError,
-    ExecutionNotFound,
-    FileMissing,
-    InvalidArgument,
-    KernelDied,
-    NoCheckpoint,
-    QuestionClosed,
-    QuestionNotFound,
-    SessionNotFound,
-    TooLarge,
-    Unauthorized,
-)
+from belljar.errors import InvalidArgument
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
-    MOST_ITEMS,
-    Access,
     CallEntry,
     EntryPage,
     ExecutionEntry,
     FileListing,
     Followed,
     Health,
+    InboxQuestion,
     Monitor,
     NotebookForm,
     OutputLines,
-    QuestionEntry,
     Server,
     SessionDetail,
     SessionEntry,
     SessionFilter,
+    UsageHistory,
 )
-from belljar.surfaces.event_streams import StreamShares, TooManyStreams, event_stream
+from belljar.surfaces.api_operations import (
+    BYTES,
+    CURSOR,
+    LIMIT,
+    PREFIX,
+    STREAM,
+    ApiCall,
+    ApiProblem,
+    Operation,
+    Parameter,
+    attachment,
+    endpoint,
+    ranged,
+    request_body,
+)
+from belljar.surfaces.event_streams import StreamShares, event_stream
 
-PREFIX: Final = "/api/v1"
-ID: Final = r"[0-9A-Za-z_-]{1,64}"
-_STATUSES: Final[dict[type[BelljarError], int]] = {
-    SessionNotFound: 404,
-    ExecutionNotFound: 404,
-    FileMissing: 404,
-    Unauthorized: 401,
-    QuestionNotFound: 404,
-    QuestionClosed: 409,
-    NoCheckpoint: 409,
-    CodeRejected: 409,
-    Busy: 409,
-    TooManyStreams: 429,
-    KernelDied: 409,
-    CopyRefused: 409,
-    TooLarge: 413,
-    EngineError: 500,
-}
 _NOTEBOOK_TYPES: Final[dict[str, str]] = {
     "ipynb": "application/x-ipynb+json",
     "html": "text/html; charset=utf-8",
     "py": "text/x-python; charset=utf-8",
     "md": "text/markdown; charset=utf-8",
 }
-_BYTES: Final = "application/octet-stream"
-_STREAM: Final = "text/event-stream"
-_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
-
-log = logging.getLogger(__name__)
-
-
-class ProblemDetail(Model):
-    """What is wrong, and what to do about it."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
-class ApiProblem(Model):
-    """The answer to a request that was refused."""
-
-    error: ProblemDetail
 
 
 class NewSession(Model):
@@ -175,72 +132,7 @@ class Decisions(Model):
 class Questions(Model):
     """Questions to a person."""
 
-    items: list[QuestionEntry]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter in the query of an operation."""
-
-    meaning: str
-    default: str | int = ""
-    least: int = 0
-    most: int = 2**31
-
-    def read(self, name: str, text: str | None) -> str | int:
-        """Return the value, or refuse one of another form."""
-        if text is None or (text == "" and isinstance(self.default, int)):
-            return self.default
-        if isinstance(self.default, str):
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
-            raise InvalidArgument(
-                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
-            )
-        return int(text)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Return its JSON Schema."""
-        if isinstance(self.default, str):
-            return {"type": "string", "default": self.default}
-        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
-
-
-LIMIT: Final = Parameter("How many items at most", 50, 1, MOST_ITEMS)
-CURSOR: Final = Parameter("The `next` of the page before")
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """One request, checked as far as its operation says."""
-
-    request: Request
-    access: Access
-    query: dict[str, Any]
-    body: Any = None
-
-    def path(self, name: str) -> str:
-        """Return a part of the path."""
-        return str(self.request.path_params[name])
-
-
-Handler = Callable[[ApiCall], Awaitable[Model | Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One line of the table."""
-
-    method: str
-    path: str
-    summary: str
-    handler: Handler
-    answer: type[BaseModel] | None = None
-    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
-    body: type[BaseModel] | None = None
-    status: int = 200
-    media: str = "application/json"
+    items: list[InboxQuestion]
 
 
 class RestApi:
@@ -256,6 +148,7 @@ class RestApi:
         self.operations: list[Operation] = [
             Operation("GET", "/servers", "The servers of the data directory", self._servers, Servers),
             Operation("GET", "/health", "Checks and gauges", self._health, Health),
+            Operation("GET", "/usage", "What sessions used in the last 15 minutes", self._usage, UsageHistory),
             Operation(
                 "GET",
                 "/sessions",
@@ -301,10 +194,10 @@ class RestApi:
                 FileListing,
                 {"path": Parameter("A folder"), "after": Parameter("A name")},
             ),
-            Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=_BYTES),
+            Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=BYTES),
             Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
-            Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_BYTES),
+            Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=BYTES),
             Operation(
                 "GET",
                 f"{session}/events",
@@ -312,7 +205,7 @@ class RestApi:
                 self._follow,
                 None,
                 {"after": after},
-                media=_STREAM,
+                media=STREAM,
             ),
             Operation("GET", execution, "One execution, without output", self._execution, ExecutionEntry),
             Operation("GET", f"{execution}/result", "What its client was told", self._result, ExecutionResult),
@@ -338,7 +231,7 @@ class RestApi:
             ),
             Operation("GET", f"{execution}/calls", "Its tool calls", self._calls, Calls),
             Operation("GET", f"{execution}/decisions", "The policy's decisions", self._own_decisions, Decisions),
-            Operation("GET", f"{execution}/displays/{{name}}", "The file of a display", self._display, media=_BYTES),
+            Operation("GET", f"{execution}/displays/{{name}}", "The file of a display", self._display, media=BYTES),
             Operation(
                 "GET",
                 "/decisions",
@@ -360,18 +253,18 @@ class RestApi:
                 "/questions/{question_id}",
                 "Answer a question",
                 self._answer,
-                QuestionEntry,
+                InboxQuestion,
                 body=QuestionAnswer,
             ),
             Operation(
-                "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=_STREAM
+                "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=STREAM
             ),
         ]
 
     def routes(self) -> list[Route]:
         """Return the routes, with the description of all of them."""
         routes = [
-            Route(f"{PREFIX}{one.path}", self._endpoint(one), methods=[one.method], name=f"{one.method} {one.path}")
+            Route(f"{PREFIX}{one.path}", endpoint(one), methods=[one.method], name=f"{one.method} {one.path}")
             for one in self.operations
         ]
         return [*routes, Route(f"{PREFIX}/openapi.json", self._describe, methods=["GET"])]
@@ -381,24 +274,6 @@ class RestApi:
 
         return JSONResponse(description(self.operations, PREFIX, ApiProblem))
 
-    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                call = await _checked(operation, request)
-                found = await operation.handler(call)
-            except BelljarError as error:
-                return problem(error)
-            except Exception:
-                log.exception("%s %s failed", operation.method, operation.path)
-                return _response(500, "internal-error", "The server failed; its log has the reason")
-            if isinstance(found, Response):
-                return found
-            if operation.status == 204:
-                return Response(status_code=204)
-            return JSONResponse(found.model_dump(mode="json", by_alias=True), status_code=operation.status)
-
-        return answer
-
     # Looking
 
     async def _servers(self, call: ApiCall) -> Model:
@@ -406,6 +281,9 @@ class RestApi:
 
     async def _health(self, call: ApiCall) -> Model:
         return await self._monitor.health(call.access)
+
+    async def _usage(self, call: ApiCall) -> Model:
+        return await self._monitor.usage(call.access)
 
     async def _list(self, call: ApiCall) -> Model:
         query = call.query
@@ -463,7 +341,7 @@ class RestApi:
     async def _read_file(self, call: ApiCall) -> Response:
         name = call.path("name")
         content = await self._monitor.read_file(call.access, call.path("session_id"), name)
-        return _ranged(call.request, content, name.rpartition("/")[2])
+        return ranged(call.request, content, name.rpartition("/")[2])
 
     async def _questions(self, call: ApiCall) -> Model:
         return Questions(items=await self._monitor.questions(call.access, call.query["state"]))
@@ -494,7 +372,7 @@ class RestApi:
         return await self._monitor.rewind(call.access, call.path("session_id"), call.body.to)
 
     async def _write_file(self, call: ApiCall) -> Model:
-        content = await _body(call.request, self._max_upload_bytes)
+        content = await request_body(call.request, self._max_upload_bytes)
         await self._monitor.write_file(call.access, call.path("session_id"), call.path("name"), content)
         return Model()
 
@@ -535,81 +413,3 @@ class RestApi:
 def _followed(item: Followed) -> dict[str, str]:
     data = item.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "id"})
     return {"event": item.kind, "data": json.dumps(data)} | ({"id": item.id} if item.id else {})
-
-
-# Requests
-
-
-async def _checked(operation: Operation, request: Request) -> ApiCall:
-    query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
-    body = None
-    if operation.body is not None:
-        content = await _body(request, _MOST_BODY_BYTES)
-        try:
-            body = operation.body.model_validate_json(content or b"{}")
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the body"
-            raise InvalidArgument(
-                f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
-            ) from None
-    return ApiCall(request, request.state.access, query, body)
-
-
-async def _body(request: Request, most: int) -> bytes:
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > most:
-            raise TooLarge(f"the body has more than {most:,} bytes")
-    return bytes(parts)
-
-
-# Answers
-
-
-def problem(error: BelljarError) -> Response:
-    """Return the answer about an error."""
-    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 400)
-    return _response(status, error.code, error.message, error.hint)
-
-
-def _response(status: int, code: str, message: str, hint: str = "") -> Response:
-    detail = ProblemDetail(code=code, message=message, hint=hint)
-    return JSONResponse(ApiProblem(error=detail).model_dump(), status_code=status)
-
-
-def refused(status: int, code: str, message: str, hint: str = "", **headers: str) -> Response:
-    """Return the answer of a guard."""
-    response = _response(status, code, message, hint)
-    for name, value in headers.items():
-        response.headers[name.replace("_", "-")] = value
-    return response
-
-
-_UNSAFE_NAME: Final = re.compile(r"[^\w.() -]+", re.ASCII)
-
-
-def attachment(content: bytes, name: str, media_type: str = _BYTES) -> Response:
-    """Return bytes of a session as a download: a browser never shows them in our origin."""
-    plain = _UNSAFE_NAME.sub("_", name).strip(". ")[-100:] or "download"
-    encoded = quote(name[-200:].encode(errors="replace"), safe="")
-    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"
-    return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
-
-
-def _ranged(request: Request, content: bytes, name: str) -> Response:
-    response = attachment(content, name)
-    response.headers["Accept-Ranges"] = "bytes"
-    wanted = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request.headers.get("range", ""))
-    if wanted is None or wanted[0] == "bytes=-":
-        return response
-    size = len(content)
-    first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
-    last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
-    if first > last:
-        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
-    part = attachment(content[first : last + 1], name)
-    part.status_code = 206
-    part.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    return part

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from belljar.errors import Busy
 from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
 from belljar.workflows.definition import Definition
+from belljar.workflows.outcomes import StepOutcome, error_of, told
 from belljar.workflows.questions import RunQuestion
 
 POLL_S = 1.0
@@ -248,6 +249,20 @@ class LiveRun:
             ended_at=None,
         )
         self.records.put(self.id, row)
+
+    def finish(
+        self, path: str, attempt: int, outcome: StepOutcome, *, notes: str = "", session_id: str = ""
+    ) -> StepOutcome:
+        """Put the outcome of an attempt on record, tell those who follow, and return it."""
+        if self.records.step(self.id, path, attempt) is None:
+            self.enter(path, attempt, session_id)  # it ended before anything of it happened
+        value = json.dumps({**outcome.value, "failure": outcome.failure})
+        self.records.finish(self.id, path, attempt, outcome.state, value=value, error=error_of(outcome), notes=notes)
+        self.note(path, attempt)
+        self.tell("end", path, told(outcome))
+        if notes:
+            self.tell("note", path, notes)
+        return outcome
 
     def decide(
         self,

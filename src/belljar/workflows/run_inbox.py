@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from belljar.executions.inbox import Action, InboxQuestion
+from belljar.journal.session_records import iso_ms
 from belljar.outputs.terminal_text import printable
 from belljar.workflows.questions import read_question
 from belljar.workflows.workflows import Workflows
@@ -31,8 +32,8 @@ class RunInbox:
                     fields=question.schema,
                     is_password=question.is_password,
                     in_console=question.in_console,
-                    put_at=question.asked_at or step.began_at,
-                    expires_at=step.expires_at,
+                    put_at=iso_ms(question.asked_at or step.began_at),
+                    expires_at=iso_ms(step.expires_at) if step.expires_at else None,
                 )
             )
         return found

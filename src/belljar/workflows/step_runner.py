@@ -16,37 +16,33 @@ from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
 from belljar.executions.policy_check import in_words
 from belljar.journal.journal import KILLED, ExecutionRecord
-from belljar.journal.run_records import StepRecord, StepState
+from belljar.journal.run_records import StepRecord
 from belljar.models import ExecutionResult
 from belljar.sessions.registry import Registry
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.broker import approval_text
 from belljar.toolbox.names import names_of
-from belljar.workflows import forms
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
     CodeExecution,
-    FilledTarget,
     FormStep,
     Step,
     StepKind,
     ToolCallStep,
 )
+from belljar.workflows.form_runner import FormRunner
 from belljar.workflows.guardrails import StepGuards
 from belljar.workflows.live_run import POLL_S, LiveRun, StopRun
 from belljar.workflows.outcomes import (
     Scope,
     StepOutcome,
-    error_of,
     failed_step,
-    given_values,
     nothing,
     plain,
     recorded,
-    told,
 )
-from belljar.workflows.questions import RunQuestion, fate_question, missing_fields, read_question
+from belljar.workflows.questions import RunQuestion, fate_question, read_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import TemplateFailed, rendered
 
@@ -73,6 +69,7 @@ class StepRunner:
         self._types = types
         self._principal = run.record.principal
         self._guards = StepGuards(run.definition)
+        self._forms = FormRunner(run, self.run)
         self._reruns_failed = reruns_failed
         """Whether the step at which the run ended is tried again, because a person resumes it."""
 
@@ -153,7 +150,7 @@ class StepRunner:
         try:
             match step.config:
                 case FormStep():
-                    return await self._form(step.config, path, attempt, scope, session)
+                    return await self._forms.run(step.config, path, attempt, scope, session)
                 case CodeExecution():
                     code, expected = step.config.code, ""
                     if (failed := await self.assign(session, path, attempt)) is not None:
@@ -169,11 +166,13 @@ class StepRunner:
             with self._run.working():
                 return await self._execute(step, path, attempt, code, expected, session)
         except TemplateFailed as error:
-            return self._finish(path, attempt, failed_step(str(error), "template"), session_id=session.id)
+            return self._run.finish(path, attempt, failed_step(str(error), "template"), session_id=session.id)
         except (SessionNotFound, Busy):
             raise
         except BelljarError as error:
-            return self._finish(path, attempt, failed_step(f"{error.code}: {error}", "error"), session_id=session.id)
+            return self._run.finish(
+                path, attempt, failed_step(f"{error.code}: {error}", "error"), session_id=session.id
+            )
 
     async def assign(self, session: RunSession, path: str, attempt: int = 1) -> StepOutcome | None:
         """Give the session's Python what the workflow has set since; return the outcome of the step if that fails."""
@@ -181,7 +180,7 @@ class StepRunner:
         if result is None:
             return None
         reason = f"the variables of the workflow could not be set: {result.error or result.cause}"
-        return self._finish(path, attempt, failed_step(reason, result.status), session_id=session.id)
+        return self._run.finish(path, attempt, failed_step(reason, result.status), session_id=session.id)
 
     async def _call_code(self, config: ToolCallStep, arguments: dict[str, Any]) -> tuple[str, str]:
         """Return the cell that calls a tool, and the beginning of what a policy would ask about this call."""
@@ -215,7 +214,7 @@ class StepRunner:
             inspection = await guard.examine(code, "")
             if inspection.decision == "deny":
                 reason = f"the guardrails of the workflow do not allow its code: {in_words(inspection)}"
-                return self._finish(path, attempt, failed_step(reason, "rejected"), session_id=session.id)
+                return self._run.finish(path, attempt, failed_step(reason, "rejected"), session_id=session.id)
             if inspection.decision == "ask":
                 text = f"May step {path} run? {in_words(inspection)}"
                 question = Question(text, is_ours=True, in_console=inspection.in_console)
@@ -346,7 +345,7 @@ class StepRunner:
             answer = await self._run.answer_of(path, attempt)
         if answer is None or answer["action"] != "accept":
             reason = "the person was asked and did not allow it"
-            return self._finish(path, attempt, StepOutcome(nothing("declined", reason), "declined", "declined"))
+            return self._run.finish(path, attempt, StepOutcome(nothing("declined", reason), "declined", "declined"))
         return attempt
 
     async def _conclude(
@@ -362,21 +361,7 @@ class StepRunner:
             notes = "; ".join(filter(None, [notes, f"lost: {', '.join(result.lost[:20])}"]))
         value = session.value_of(result)
         outcome = StepOutcome(value) if result.status == "ok" else StepOutcome(value, "failed", result.status)
-        return self._finish(path, attempt, outcome, notes=notes, session_id=session.id)
-
-    def _finish(
-        self, path: str, attempt: int, outcome: StepOutcome, *, notes: str = "", session_id: str = ""
-    ) -> StepOutcome:
-        run, state = self._run, _step_state(outcome)
-        if run.records.step(run.id, path, attempt) is None:
-            run.enter(path, attempt, session_id)  # it ended before anything of it happened
-        value = json.dumps({**outcome.value, "failure": outcome.failure})
-        run.records.finish(run.id, path, attempt, state, value=value, error=error_of(outcome), notes=notes)
-        run.note(path, attempt)
-        run.tell("end", path, told(outcome))
-        if notes:
-            run.tell("note", path, notes)
-        return outcome
+        return self._run.finish(path, attempt, outcome, notes=notes, session_id=session.id)
 
     # Steps of a server that died
 
@@ -426,7 +411,7 @@ class StepRunner:
             session.use_saved(record.id)
             value = session.value_of(result)
             outcome = StepOutcome(value) if result.status == "ok" else StepOutcome(value, "failed", result.status)
-            return self._finish(path, attempt, outcome, session_id=session.id)
+            return self._run.finish(path, attempt, outcome, session_id=session.id)
         if await session.has_live_kernel():
             return await self._conclude(step, path, attempt, result, session)
         return await self._unknown(step, path, attempt, _UNSAVED)
@@ -454,7 +439,7 @@ class StepRunner:
             return self._next(path, attempt, "it is run again, as a person said")
         if choice == "skip":
             outcome = StepOutcome(nothing("skipped", "a person said to skip it"), "skipped")
-            return self._finish(path, attempt, outcome)
+            return self._run.finish(path, attempt, outcome)
         # The question stays open for whoever resumes the run.
         await self._run.ask(path, attempt, fate_question(path, _RAN))
         raise StopRun("stopped", f"a person said to stop at step {path}")
@@ -465,77 +450,6 @@ class StepRunner:
         run.note(path, attempt)
         run.tell("note", path, why)
         return attempt + 1
-
-    # Forms
-
-    async def _form(self, config: FormStep, path: str, attempt: int, scope: Scope, session: RunSession) -> StepOutcome:
-        """Ask for what is missing, and fill in the target with all of it, if there is one."""
-        given = plain(rendered(config.values, scope.values))
-        message = str(rendered(config.message, scope.values))
-        if config.target is None:
-            asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
-            kept = {name: value for name, value in given.items() if name not in faults}
-            answered = await self._answered(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
-            return answered if isinstance(answered, StepOutcome) else self._finish(path, attempt, _filled(answered))
-        target = FilledTarget.model_validate(plain(rendered(config.target.model_dump(), scope.values)))
-        read = await self.run(forms.reading(target, given), f"{path}.read", scope, session)
-        if read.state != "done":
-            return self._finish(path, attempt, failed_step(f"the form could not be read: {read.error}", "error"))
-        try:
-            form = forms.read_form(read.value.get("result"))
-        except ValueError as error:
-            return self._finish(path, attempt, failed_step(str(error), "error"))
-        question = RunQuestion("form", message, form.asked, form.values)
-        answered = await self._answered(config, path, attempt, question, form.missing)
-        if isinstance(answered, StepOutcome):
-            return answered
-        values, person = answered
-        filling = forms.filling(target, form, {**given, **values}, person)
-        filled = await self.run(filling, f"{path}.fill", scope, session)
-        if filled.state != "done":
-            return self._finish(path, attempt, failed_step(f"the form was not filled in: {filled.error}", "error"))
-        return self._finish(path, attempt, StepOutcome(filled.value))
-
-    async def _answered(
-        self, config: FormStep, path: str, attempt: int, question: RunQuestion, faults: Mapping[str, str]
-    ) -> StepOutcome | tuple[dict[str, Any], list[str]]:
-        """Return all values and the names of those that the person gave; or how the question ended without them."""
-        run = self._run
-        last = run.last(path)
-        if last is None or last.attempt != attempt or last.question is None:
-            if not question.schema and (config.fields or (config.target is not None and not question.message)):
-                return question.given, []  # nothing is missing, and there is nothing to consent to
-            reasons = [f"{name}: {fault}" for name, fault in faults.items()]
-            told = "\n".join(filter(None, [question.message, *reasons])) or "Fill in the form"
-            now = time.time()
-            asked = replace(question, message=told, asked_at=now)
-            await run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
-            run.note(path, attempt)
-        with run.asking():
-            answer = await run.answer_of(path, attempt)
-        if answer is None:
-            return await self._expire(config, path, attempt)
-        if answer["action"] != "accept":
-            reason = "a person declined"
-            return self._finish(path, attempt, StepOutcome(nothing("declined", reason), "declined", "declined"))
-        row = run.records.step(run.id, path, attempt)
-        known = read_question(row.question).given if row is not None and row.question else {}
-        return {**known, **answer["values"]}, [*answer["values"]]
-
-    async def _expire(self, config: FormStep, path: str, attempt: int) -> StepOutcome:
-        reason = f"nobody answered within {config.expires_s:g} s"
-        outcome = self._finish(path, attempt, StepOutcome(nothing("expired", reason), "expired", "expired"))
-        if config.on_expiry == "stop":
-            raise StopRun("stopped", f"step {path}: {reason}")
-        return outcome
-
-
-def _filled(answered: tuple[dict[str, Any], list[str]]) -> StepOutcome:
-    return StepOutcome(given_values(answered[0]))
-
-
-def _step_state(outcome: StepOutcome) -> StepState:
-    return outcome.state
 
 
 def _was_killed(result: ExecutionResult) -> bool:

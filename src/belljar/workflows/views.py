@@ -23,6 +23,8 @@ class QuestionInfo(Model):
     message: str
     fields: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """A JSON Schema of the answer; empty for consent, which is answered with `{}`."""
+    in_console: bool = False
+    """Whether only people at the server can answer it: in its console, or with `belljar inbox`."""
     asked_at: str = ""
     expires_at: str | None = None
 
@@ -113,6 +115,7 @@ def question_info(step: StepRecord) -> QuestionInfo:
         step=step.path,
         message=question.message,
         fields=question.schema,
+        in_console=question.in_console,
         asked_at=iso(question.asked_at or step.began_at),
         expires_at=iso(step.expires_at) if step.expires_at else None,
     )
@@ -157,11 +160,18 @@ def run_text(info: RunInfo) -> str:
         lines.append(f"Asks ({question.step}): {question.message}")
         if question.fields:
             lines.append(f"  Fields: {json.dumps(question.fields.get('properties', {}), ensure_ascii=False)}")
-    if info.questions:
-        example = _example(info.questions[0].fields)
+    asked = [question for question in info.questions if not question.in_console]
+    if info.questions and not asked:
         lines.append(
-            f'A person has to decide: run_workflow(run_id="{info.run}", answer={example}) passes their answer on, '
-            f'answer={{"action": "decline"}} their refusal.'
+            "A person has to decide at the server, in `belljar console` or with `belljar inbox`: tell them. "
+            f'Then run_workflow(run_id="{info.run}", wait_s=45) returns the rest; an answer from here is refused.'
+        )
+    elif asked:
+        example = _example(asked[0].fields)
+        step = f', step="{asked[0].step}"' if len(info.questions) > 1 else ""
+        lines.append(
+            f'A person has to decide: run_workflow(run_id="{info.run}", answer={example}{step}) passes their answer '
+            f'on, answer={{"action": "decline"}} their refusal.'
         )
     elif info.state == "running":
         lines.append(f'It goes on in the background: run_workflow(run_id="{info.run}", wait_s=45) returns the rest.')

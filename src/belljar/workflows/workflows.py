@@ -275,7 +275,7 @@ class Workflows:
         if question.in_console and by in CLIENT:
             raise InvalidArgument(
                 f"the question of step {asked.path} has to be answered at the server's inbox",
-                hint="Tell the person: `belljar inbox` on the server's machine shows it",
+                hint="Tell the person: `belljar console` or `belljar inbox` on the server's machine shows it",
             )
         given = checked_answer(question, values or {}) if action == "accept" else {}
         now = time.time()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import fork, immortal, namespaces
+from . import fork, huge_pages, immortal, namespaces
 from .channel import Channel
 from .pristine import no_traces
 from .serving import Runner
@@ -42,6 +42,7 @@ class ZygoteRunner:
         self._set_threads = find_thread_setters()
         freeze_objects()
         immortal.make_immortal()
+        self._small = huge_pages.find_parts()
 
     def serve(self, channel: Channel) -> None:
         """Fork kernels on request until the host is gone. Never returns in a copy, which serves and then exits."""
@@ -49,6 +50,9 @@ class ZygoteRunner:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
         channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
         while True:
+            # Between requests, because each takes as long as a fork does.
+            while self._small and not channel.has_message():
+                huge_pages.collapse(self._small.pop())
             try:
                 message = channel.receive()
             except EOFError:

@@ -43,7 +43,7 @@ _TO_ENTER = tuple(
     for word in ("--cap-add", capability)
 )
 _ROOT = Identity(0, 0)
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Certificates only, never /etc/ssl or /etc/pki whole, because those hold private keys, and when root runs the server
 # the code inside may be their owner.
 _ETC_FOLDERS = (
@@ -130,9 +130,9 @@ def trees_of(bubblewrap: Path) -> list[Path]:
 def check_folders(spec: SandboxSpec) -> None:
     """Refuse a sandbox that bubblewrap could not make, or whose trees would cover the sandbox's own folders."""
     for path in spec.readable:
-        if not path.is_absolute() or any(_is_within(own, str(path)) for own in _OWN):
+        if not path.is_absolute() or any(is_within(own, str(path)) for own in _OWN):
             raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
-        if covering := next((folder for folder in spec.folders if _is_within(str(path), folder.inside)), None):
+        if covering := next((folder for folder in spec.folders if is_within(str(path), folder.inside)), None):
             raise InvalidArgument(
                 f"Folder {covering.name} would cover {path} in the sandbox", hint="Give it another name in `folders`"
             )
@@ -141,7 +141,7 @@ def check_folders(spec: SandboxSpec) -> None:
             raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
 
 
-def _is_within(path: str, tree: str) -> bool:
+def is_within(path: str, tree: str) -> bool:
     """Return whether a path is the tree or below it, by name. Of strings, because `Path` takes 3 ms for a sandbox."""
     return path == tree or tree == "/" or path.startswith(f"{tree}/")
 
@@ -293,7 +293,7 @@ def encode(words: Sequence[str]) -> bytes:
 def _system() -> tuple[str, ...]:
     """Return the system's folders; cached, because they are the same for every sandbox and looking takes 1 ms."""
     words: list[str] = []
-    for path in map(Path, _SYSTEM):
+    for path in map(Path, SYSTEM):
         if path.is_symlink():
             words += ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
@@ -367,14 +367,14 @@ def _is_made(folder: Path) -> bool:
 
 
 def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
-    shown: list[str] = [*_SYSTEM]
+    shown: list[str] = [*SYSTEM]
     opened: set[str] = set()
     # A tree comes before the trees within it, because it would cover them otherwise.
     for path in sorted({str(path) for path in paths}, key=lambda path: path.count("/")):
-        if any(_is_within(path, system) for system in _SYSTEM):
+        if any(is_within(path, system) for system in SYSTEM):
             continue
         for parent in _parents(path):
-            if parent not in opened and not any(_is_within(parent, tree) for tree in shown):
+            if parent not in opened and not any(is_within(parent, tree) for tree in shown):
                 opened.add(parent)
                 yield from _open_folder(parent)
         yield from (how, path, path)

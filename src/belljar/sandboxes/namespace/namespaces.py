@@ -26,8 +26,10 @@ from belljar.sandboxes.base import Identity
 from belljar.sandboxes.child import StartChild, start_child, start_own_child, wait_readable
 from belljar.sandboxes.namespace.bwrap_args import (
     MAPPED,
+    SYSTEM,
     UserMap,
     encode,
+    is_within,
     open_content,
     user_map_for_user,
     user_map_to_fork_from,
@@ -302,10 +304,15 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
 # A view of root's files through which a user without rights can pass, with what a sandbox needs at the same paths.
 # Data folders and interpreters of a server that root runs may lie below folders that only root may enter, such as its
 # home. In a separate mount namespace each such folder is covered by an empty one that everybody may pass through, and
-# below it only the needed trees are mounted. Modes and owners of the host's files do not change.
+# below it only the needed trees are mounted. Modes and owners of the host's files do not change. The
+# host's other mounts are not in it: bubblewrap reads the whole table of mounts again for each mount that it makes.
 
 _CLONE_NEWNS = 0x00020000
+_MNT_DETACH = 2
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+
+
+_MACHINE = ("/etc", "/dev", "/proc")
 
 
 def open_root_view(trees: Iterable[Path]) -> int:
@@ -340,6 +347,7 @@ def _build(trees: list[Path]) -> int:
         # Open all trees first, because those that get covered can then still be mounted.
         for tree in trees:
             sources[tree] = os.open(tree, os.O_PATH | os.O_CLOEXEC)
+        _detach_all_but(libc, {*map(str, trees), *(str(tree.resolve()) for tree in trees), *SYSTEM, *_MACHINE})
         for tree, source in sources.items():
             _place(libc, tree.resolve(), source)
         # Then the paths as given, through links, for those who use them; most lead to the same place by now.
@@ -349,6 +357,20 @@ def _build(trees: list[Path]) -> int:
     finally:
         for source in sources.values():
             os.close(source)
+
+
+def _detach_all_but(libc: Any, needed: set[str]) -> None:
+    """Detach every mount that neither is on the way to one of these paths nor lies below one."""
+    detached: list[str] = []
+    for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
+        # Spaces are escaped here, so that a mount point with one is not found and stays.
+        point = os.fsdecode(line.split()[4])
+        # What lies below a detached mount is gone with it; its path may lead somewhere else by now.
+        if any(is_within(point, gone) for gone in detached):
+            continue
+        if not any(is_within(path, point) or is_within(point, path) for path in needed):
+            libc.umount2(os.fsencode(point), _MNT_DETACH)
+            detached.append(point)
 
 
 def _place(libc: Any, target: Path, source: int) -> None:

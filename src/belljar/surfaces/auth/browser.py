@@ -123,14 +123,30 @@ class BrowserSignIn:
         scopes: Sequence[str] = (),
         operators: Sequence[str] = (),
         gives_links: bool = True,
+        public_url: str = "",
     ) -> None:
         self._verifier = verifier
         self._scopes = frozenset(scopes)
         self._operators = frozenset(operators)
         self.gives_links = gives_links
+        self._public = urlsplit(public_url)
         self.links = OneTimeLinks()
         self.browsers = SignedInBrowsers()
         self.guesses = WrongGuesses()
+
+    def is_secure(self, request: Request) -> bool:
+        """Return whether the browser reaches us over HTTPS: ours, or that of the proxy at the public address.
+
+        What a request says of the way it came (`X-Forwarded-Proto`) is not believed, because anybody can send it.
+        """
+        is_public = self._public.scheme == "https" and request.headers.get("host", "").lower() == self._public.netloc
+        return request.url.scheme == "https" or is_public
+
+    def cookie_name(self, request: Request) -> str:
+        """Return the name of our cookie, with the port in it because browsers send cookies to every port of a host."""
+        is_secure = self.is_secure(request)
+        port = request.url.port or (443 if is_secure else 80)
+        return f"{'__Host-' if is_secure else ''}belljar-{port}"
 
     @property
     def takes_keys(self) -> bool:
@@ -184,12 +200,6 @@ def _user() -> str:
 
 
 # Requests that a browser makes
-
-
-def cookie_name(request: Request) -> str:
-    """Return the name of our cookie, which has the port in it because browsers send cookies to every port of a host."""
-    port = request.url.port or (443 if request.url.scheme == "https" else 80)
-    return f"{'__Host-' if request.url.scheme == 'https' else ''}belljar-{port}"
 
 
 def is_same_origin(request: Request) -> bool:

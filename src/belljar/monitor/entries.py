@@ -1,0 +1,123 @@
+"""Sessions and executions as they are shown: what the journal has of them, joined with what is live in this process."""
+
+import time
+
+from belljar.executions.execution import Execution
+from belljar.journal.journal import KILLED
+from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.monitor.base import ExecutionEntry, RunningCell, SessionEntry
+from belljar.monitor.history import ExecutionRow
+from belljar.monitor.usage import UsageSampler
+from belljar.sessions.closer import DAY_S
+from belljar.sessions.registry import Registry
+from belljar.sessions.session import Session
+
+_MOST_FIRST_LINE = 200
+
+
+class Entries:
+    """Makes entries of rows of the journal. Checks no access: its callers do."""
+
+    def __init__(self, registry: Registry, usage: UsageSampler) -> None:
+        self._registry = registry
+        self._usage = usage
+
+    def running(self, row: ExecutionRow) -> Execution | None:
+        """Return the execution itself while its session is live here."""
+        session = self._registry.look_up(row.session_id)
+        return session.queue.find(row.id) if session is not None else None
+
+    def session(self, row: SessionRecord) -> SessionEntry:
+        """Return a session as lists show it."""
+        kept_s = self._registry.settings.keep_days * DAY_S
+        entry = SessionEntry(
+            session_id=row.id,
+            owner=row.principal,
+            environment=row.environment,
+            state="gone" if row.state == "gone" else "asleep",
+            reason=row.reason,
+            server=row.run,
+            created_at=iso_ms(row.created_at),
+            last_used_at=iso_ms(row.used_at),
+            expires_at=iso_ms(row.used_at + kept_s) if row.state == "asleep" else "",
+            executions=row.executions,
+            last_cause=row.end,
+        )
+        session = self._registry.look_up(row.id)
+        return self._with_life(entry, session) if session is not None else entry
+
+    def _with_life(self, entry: SessionEntry, session: Session) -> SessionEntry:
+        kernel, last = session.session_kernel.kernel, session.queue.latest()
+        running = next((one for one in session.queue.running() if one.has_started), None)
+        memory, cpu = self._usage.of(session.id)
+        return entry.model_copy(
+            update={
+                "state": session.state,
+                "last_used_at": iso_ms(session.lease.used_at),
+                "expires_at": iso_ms(session.lease.expires_at),
+                "executions": session.count,
+                "checkpoints": session.session_kernel.checkpoints.count,
+                "memory_mb": round(kernel.memory_mb(), 1) if kernel else 0.0,
+                "cpu_percent": cpu[-1] if cpu else 0.0,
+                "memory_history": memory,
+                "cpu_history": cpu,
+                "last_status": last.result().status if last else None,
+                "last_cause": session.session_kernel.last_cause or "",
+                "now": self._running_cell(running) if running else None,
+            }
+        )
+
+    def _running_cell(self, execution: Execution) -> RunningCell:
+        wall_s = execution.result().usage.wall_s
+        asked = (each for each in self._registry.inbox.waiting(None) if each.execution_id == execution.id)
+        question = next(asked, None)
+        return RunningCell(
+            execution_id=execution.id,
+            first_line=_telling_line(execution.cell.code),
+            since=iso_ms(time.time() - wall_s),
+            running_s=round(wall_s, 1),
+            asks=question.message[:_MOST_FIRST_LINE] if question else "",
+        )
+
+    def execution(self, row: ExecutionRow) -> ExecutionEntry:
+        """Return an execution without its output; one that no server runs any more was killed with its server."""
+        result = row.result
+        entry = ExecutionEntry(
+            execution_id=row.id,
+            session_id=row.session_id,
+            code=row.code,
+            author=row.author,
+            client=row.client,
+            status="died",
+            submitted_at=iso_ms(row.submitted_at),
+            started_at=iso_ms(row.started_at) if row.started_at else None,
+            ended_at=iso_ms(row.ended_at) if row.ended_at else None,
+            is_undone=row.undone_at is not None,
+            is_dropped=row.dropped_at is not None,
+            output_bytes=row.output_bytes,
+        )
+        if result is not None:
+            return entry.model_copy(
+                update={
+                    "status": result.status,
+                    "execution_count": result.execution_count,
+                    "usage": result.usage,
+                    "error": result.error,
+                    "cause": result.cause,
+                    "state": result.state,
+                    "lost": result.lost,
+                    "files": result.files,
+                    "events": result.sequence,
+                }
+            )
+        live = self.running(row)
+        if live is None:
+            return entry.model_copy(update={"cause": KILLED, "state": "lost"})
+        return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
+
+
+def _telling_line(code: str) -> str:
+    """Return the first line of a cell that says what it does: imports and comments do not."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()]
+    telling = (line for line in lines if not line.startswith(("import ", "from ", "#")))
+    return next(telling, lines[0] if lines else "")[:_MOST_FIRST_LINE]

@@ -1,0 +1,239 @@
+"""One operation of the HTTP API: the form of its requests, how they are checked, and how answers and errors are sent.
+
+Knows nothing of what the operations do; `rest.py` has the table of them.
+"""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from belljar.errors import (
+    BelljarError,
+    Busy,
+    CodeRejected,
+    CopyRefused,
+    EngineError,
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    KernelDied,
+    NoCheckpoint,
+    QuestionClosed,
+    QuestionNotFound,
+    SessionNotFound,
+    TooLarge,
+    Unauthorized,
+)
+from belljar.models import Model
+from belljar.monitor.base import MOST_ITEMS, Access
+from belljar.surfaces.event_streams import TooManyStreams
+
+PREFIX: Final = "/api/v1"
+BYTES: Final = "application/octet-stream"
+STREAM: Final = "text/event-stream"
+_STATUSES: Final[dict[type[BelljarError], int]] = {
+    SessionNotFound: 404,
+    ExecutionNotFound: 404,
+    FileMissing: 404,
+    Unauthorized: 401,
+    QuestionNotFound: 404,
+    QuestionClosed: 409,
+    NoCheckpoint: 409,
+    CodeRejected: 409,
+    Busy: 409,
+    TooManyStreams: 429,
+    KernelDied: 409,
+    CopyRefused: 409,
+    TooLarge: 413,
+    EngineError: 500,
+}
+_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class ProblemDetail(Model):
+    """What is wrong, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class ApiProblem(Model):
+    """The answer to a request that was refused."""
+
+    error: ProblemDetail
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter in the query of an operation."""
+
+    meaning: str
+    default: str | int = ""
+    least: int = 0
+    most: int = 2**31
+
+    def read(self, name: str, text: str | None) -> str | int:
+        """Return the value, or refuse one of another form."""
+        if text is None or (text == "" and isinstance(self.default, int)):
+            return self.default
+        if isinstance(self.default, str):
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
+            raise InvalidArgument(
+                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
+            )
+        return int(text)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        if isinstance(self.default, str):
+            return {"type": "string", "default": self.default}
+        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
+
+
+LIMIT: Final = Parameter("How many items at most", 50, 1, MOST_ITEMS)
+CURSOR: Final = Parameter("The `next` of the page before")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One request, checked as far as its operation says."""
+
+    request: Request
+    access: Access
+    query: dict[str, Any]
+    body: Any = None
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        return str(self.request.path_params[name])
+
+
+Handler = Callable[[ApiCall], Awaitable[Model | Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the table."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    answer: type[BaseModel] | None = None
+    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
+    body: type[BaseModel] | None = None
+    status: int = 200
+    media: str = "application/json"
+
+
+def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of an operation: it checks a request, and turns errors into answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            call = await _checked(operation, request)
+            found = await operation.handler(call)
+        except BelljarError as error:
+            return problem(error)
+        except Exception:
+            log.exception("%s %s failed", operation.method, operation.path)
+            return _response(500, "internal-error", "The server failed; its log has the reason")
+        if isinstance(found, Response):
+            return found
+        if operation.status == 204:
+            return Response(status_code=204)
+        return JSONResponse(found.model_dump(mode="json", by_alias=True), status_code=operation.status)
+
+    return answer
+
+
+# Requests
+
+
+async def _checked(operation: Operation, request: Request) -> ApiCall:
+    query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
+    body = None
+    if operation.body is not None:
+        content = await request_body(request, _MOST_BODY_BYTES)
+        try:
+            body = operation.body.model_validate_json(content or b"{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the body"
+            raise InvalidArgument(
+                f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
+            ) from None
+    return ApiCall(request, request.state.access, query, body)
+
+
+async def request_body(request: Request, most: int) -> bytes:
+    """Return the body of a request, or refuse one that is larger than `most`."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > most:
+            raise TooLarge(f"the body has more than {most:,} bytes")
+    return bytes(parts)
+
+
+# Answers
+
+
+def problem(error: BelljarError) -> Response:
+    """Return the answer about an error."""
+    status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 400)
+    return _response(status, error.code, error.message, error.hint)
+
+
+def _response(status: int, code: str, message: str, hint: str = "") -> Response:
+    detail = ProblemDetail(code=code, message=message, hint=hint)
+    return JSONResponse(ApiProblem(error=detail).model_dump(), status_code=status)
+
+
+def refused(status: int, code: str, message: str, hint: str = "", **headers: str) -> Response:
+    """Return the answer of a guard."""
+    response = _response(status, code, message, hint)
+    for name, value in headers.items():
+        response.headers[name.replace("_", "-")] = value
+    return response
+
+
+_UNSAFE_NAME: Final = re.compile(r"[^\w.() -]+", re.ASCII)
+
+
+def attachment(content: bytes, name: str, media_type: str = BYTES) -> Response:
+    """Return bytes of a session as a download: a browser never shows them in our origin."""
+    plain = _UNSAFE_NAME.sub("_", name).strip(". ")[-100:] or "download"
+    encoded = quote(name[-200:].encode(errors="replace"), safe="")
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}"
+    return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})
+
+
+def ranged(request: Request, content: bytes, name: str) -> Response:
+    """Return bytes of a session as a download, or the range of them that the request asks for."""
+    response = attachment(content, name)
+    response.headers["Accept-Ranges"] = "bytes"
+    wanted = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", request.headers.get("range", ""))
+    if wanted is None or wanted[0] == "bytes=-":
+        return response
+    size = len(content)
+    first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
+    last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+    if first > last:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
+    part = attachment(content[first : last + 1], name)
+    part.status_code = 206
+    part.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    return part
