@@ -76,7 +76,7 @@ class Entries:
             first_line=_telling_line(execution.cell.code),
             since=iso_ms(time.time() - wall_s),
             running_s=round(wall_s, 1),
-            asks=question.message[:_MOST_FIRST_LINE] if question else "",
+            asks=question.message.strip().partition("\n")[0][:_MOST_FIRST_LINE] if question else "",
         )
 
     def execution(self, row: ExecutionRow) -> ExecutionEntry:
