@@ -12,6 +12,7 @@ from consoles import Place, events, opened_place
 
 from belljar.console import templating
 from belljar.console.app import PATHS, console_app
+from belljar.console.forms import fields_of
 from belljar.environments import Environment
 from belljar.settings import hash_key
 from belljar.surfaces.auth.browser import BrowserSignIn, WrongGuesses
@@ -474,3 +475,10 @@ def test_templates_mark_nothing_safe_and_scripts_parse_no_text_into_the_page() -
         text = path.read_text()
         for word in unsafe:
             assert word not in text, (path.name, word)
+
+
+def test_choices_with_titles_are_a_list_to_choose_from() -> None:
+    titled = [{"const": "a", "title": "All leads"}, {"const": "f"}, {"title": "no value"}, 7]
+    schema = {"type": "object", "properties": {"to": {"type": "string", "oneOf": titled}}, "required": ["to"]}
+    (field,) = fields_of(schema)
+    assert (field.kind, field.choices) == ("choice", (("a", "All leads"), ("f", "f")))

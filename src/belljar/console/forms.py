@@ -79,8 +79,14 @@ def _kind(entry: dict[str, Any]) -> str:
 
 
 def _choices(entry: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    listed = entry.get("enum")
-    if entry.get("type") != "string" or not isinstance(listed, list):
+    if entry.get("type") != "string":
+        return ()
+    titled, listed = entry.get("oneOf"), entry.get("enum")
+    if isinstance(titled, list):  # as `forms.ask` and MCP's elicitation write choices with titles
+        options = [cast("dict[str, object]", each) for each in cast("list[object]", titled) if isinstance(each, dict)]
+        found = [(str(one["const"]), str(one.get("title", one["const"]))) for one in options if "const" in one]
+        return tuple(found[:MOST_CHOICES])
+    if not isinstance(listed, list):
         return ()
     values = [str(value) for value in cast("list[object]", listed)][:MOST_CHOICES]
     names = entry.get("enumNames")

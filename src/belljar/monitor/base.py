@@ -89,7 +89,7 @@ class RunningCell(Model):
     since: str
     running_s: float
     asks: str = ""
-    """The question to a person that it waits with."""
+    """The first line of the question to a person that it waits with."""
 
 
 class SessionEntry(Model):

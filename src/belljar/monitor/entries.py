@@ -63,8 +63,20 @@ class Entries:
                 "cpu_history": cpu,
                 "last_status": last.result().status if last else None,
                 "last_cause": session.session_kernel.last_cause or "",
-                "now": _running_cell(running) if running else None,
+                "now": self._running_cell(running) if running else None,
             }
+        )
+
+    def _running_cell(self, execution: Execution) -> RunningCell:
+        wall_s = execution.result().usage.wall_s
+        asked = (each for each in self._registry.inbox.waiting(None) if each.execution_id == execution.id)
+        question = next(asked, None)
+        return RunningCell(
+            execution_id=execution.id,
+            first_line=_telling_line(execution.cell.code),
+            since=iso_ms(time.time() - wall_s),
+            running_s=round(wall_s, 1),
+            asks=question.message.strip().partition("\n")[0][:_MOST_FIRST_LINE] if question else "",
         )
 
     def execution(self, row: ExecutionRow) -> ExecutionEntry:
@@ -104,12 +116,8 @@ class Entries:
         return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
 
 
-def _running_cell(execution: Execution) -> RunningCell:
-    usage = execution.result().usage
-    lines = (line.strip() for line in execution.cell.code.splitlines())
-    return RunningCell(
-        execution_id=execution.id,
-        first_line=next((line for line in lines if line), "")[:_MOST_FIRST_LINE],
-        since=iso_ms(time.time() - usage.wall_s),
-        running_s=round(usage.wall_s, 1),
-    )
+def _telling_line(code: str) -> str:
+    """Return the first line of a cell that says what it does: imports and comments do not."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()]
+    telling = (line for line in lines if not line.startswith(("import ", "from ", "#")))
+    return next(telling, lines[0] if lines else "")[:_MOST_FIRST_LINE]
