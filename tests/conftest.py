@@ -77,6 +77,7 @@ LONG = frozenset(
         "test_console_work_in_browser.py",
         "test_faults.py",
         "test_foundry_description.py",
+        "test_frames_in_browser.py",
         "test_full_disk.py",
         "test_generated_tree.py",
         "test_hanging_servers.py",
@@ -98,6 +99,7 @@ LONG = frozenset(
         "test_replay.py",
         "test_server_examples.py",
         "test_snippets.py",
+        "test_stdio_servers.py",
         "test_stopped_servers.py",
         "test_task_clients.py",
         "test_tasks_conformance.py",
@@ -112,15 +114,22 @@ LONG = frozenset(
 LONG_TESTS = frozenset(
     {
         "test_a_managed_one_is_created_listed_and_removed",
+        "test_a_million_lines_arrive_whole",
         "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
         "test_a_session_outlives_its_server_only_with_folders_that_are_still_shown",
         "test_after_a_busy_life_every_mode_is_the_narrowest",
         "test_an_identifier_survives_a_server_that_is_killed",
+        "test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_narrow_screen",
         "test_health_answers_beside_400_half_open_connections",
+        "test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation",
         "test_pip_is_the_environments_own_and_only_its_command_is_caught",
         "test_servers_over_http_of_an_earlier_sdk_are_connected_or_told_what_to_give",
+        "test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor",
+        "test_the_default_environment_has_what_sessions_are_promised",
         "test_those_that_no_setting_names_any_more_can_be_removed",
         "test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both",
+        "test_what_is_taken_to_fit_fits",
+        "test_whatever_ipython_would_run_is_seen_or_refused",
     }
 )
 

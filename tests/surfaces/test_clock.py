@@ -69,7 +69,7 @@ async def test_a_cell_cannot_stop_its_own_clock(default_environment: Environment
         await anyio.sleep_forever()
         raise AssertionError
 
-    chosen = {"execution_timeout_s": 2, "interrupt_grace_s": 1, "fork_start": False}
+    chosen = {"execution_timeout_s": 2, "ask_timeout_s": 2, "interrupt_grace_s": 1, "fork_start": False}
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime:
         async with connected(runtime) as caller:
             result = await caller.execute(FORGED_QUESTIONS)

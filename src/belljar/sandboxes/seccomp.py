@@ -213,7 +213,7 @@ def _socket_rules() -> Iterator[_Rule]:
 _SET_IDS = (0o4000, 0o2000)
 # Calls that give a file its mode, and which argument that is.
 _MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2, "creat": 1}
-_CREATING = (os.O_CREAT, getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY)
+_CREATING = (os.O_CREAT, getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0))
 
 
 def _set_id_rules() -> Iterator[_Rule]:
