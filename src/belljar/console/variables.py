@@ -96,7 +96,7 @@ class VariablePages:
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _FORM_BYTES:
             raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
-        async with request.form(max_files=0, max_fields=20) as form:
+        async with request.form(max_files=0, max_fields=2) as form:
             wanted = str(form.get("packages", ""))
         execution_id = await self._monitor.install(access, session_id, wanted.split())
         return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}#cell-{execution_id}", status_code=303)
