@@ -414,8 +414,8 @@ class LocalMonitor:
 
     async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
         """See `Monitor`."""
-        code = installing_cell(requirements)
         row = await self._row(access, session_id)
+        code = installing_cell(requirements)
         if row.environment.startswith(KERNEL_PREFIX):
             await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
         return await self.run_cell(access, session_id, code)
