@@ -28,7 +28,9 @@ decision = "deny"
 calls = ["os.getpid"]
 """
 # Parts of pages, streams and files, which are no pages.
-NO_PAGES = re.compile(r"/console/(stream|static/.*|oauth/.*|sessions/\{session_id\}/(cells|complete|rows))")
+NO_PAGES = re.compile(
+    r"/console/(stream|static/.*|oauth/.*|executions/\{execution_id\}/lines|sessions/\{session_id\}/(cells|picture))"
+)
 VIEWS: list[dict[str, Any]] = [
     {"color_scheme": "light", "viewport": {"width": 1200, "height": 800}},
     {"color_scheme": "dark", "viewport": {"width": 1200, "height": 800}},

@@ -56,6 +56,13 @@ async def test_names_are_completed_by_the_keyboard_alone(place: Place, page: Pag
     await page.keyboard.press("Escape")
     await expect(page.locator("#names")).to_be_hidden()
     await expect(code).to_have_value("é = umbr")
+    # The second time it goes on, so that nobody is kept in the text.
+    await page.keyboard.press("Tab")
+    await expect(code).not_to_be_focused()
+    await page.keyboard.press("Shift+Tab")
+    await expect(code).to_be_focused()
+    await page.keyboard.press("End")
+    await page.keyboard.press("Backspace")
     await page.keyboard.press("Tab")
     await expect(page.locator("#names [role=option]")).to_have_count(2)
     await page.keyboard.press("ArrowDown")

@@ -72,6 +72,8 @@ class NameList {
     this.start = 0;
     this.end = 0;
     this.chosen = -1;
+    /** @type {string | null} */
+    this.asked = null;
     this.list.addEventListener("mousedown", (event) => {
       const option = event.target instanceof Element ? event.target.closest("[role=option]") : null;
       if (!option) return;
@@ -95,9 +97,10 @@ class NameList {
       else if (event.key === "Escape") this.close();
       else return;
       event.preventDefault();
-    } else if (event.key === "Tab" && /[\w.\])"']$/.test(this.before())) {
-      // After a space or at the start of a line Tab goes on to the button, as everywhere.
+    } else if (event.key === "Tab" && /[\w.]$/.test(this.before()) && this.asked !== this.before()) {
+      // Where no name is being written, and the second time, Tab goes on to the button, as everywhere.
       event.preventDefault();
+      this.asked = this.before();
       void this.ask();
     }
   }
