@@ -187,7 +187,8 @@ async def taken(page: Page, path: Path, *, end: Locator) -> None:
     assert box is not None
     bottom = box["y"] + box["height"] + await page.evaluate("() => scrollY") + 18
     # The picture is of the whole page, and so needs a window of its height: what is outside is not painted.
-    await page.set_viewport_size({"width": WIDTH, "height": int(bottom)})
+    # A list that follows its end has its first lines above the window.
+    await page.set_viewport_size({"width": WIDTH, "height": max(int(bottom), 640)})
     await page.evaluate("() => { scrollTo(0, 0); document.querySelector('.floating')?.remove(); }")
     picture = Image.open(io.BytesIO(await page.screenshot()))
     for quality in (88, 80, 70, 60, 50):
