@@ -71,7 +71,7 @@ def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> d
     if one.answer is not None:
         content = {"content": {one.media: {"schema": named[one.answer]}}}
     elif one.status != 204:
-        content = {"content": {one.media: {}}}
+        content = {"content": {media: {} for media in one.media.split(", ")}}
     refusals = {
         status: {"description": words, "content": {"application/json": {"schema": problem}}}
         for status, words in _REFUSALS.items()

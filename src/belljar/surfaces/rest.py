@@ -146,6 +146,9 @@ class Questions(Model):
     items: list[InboxQuestion]
 
 
+_NOTEBOOKS = "application/x-ipynb+json, text/html, text/x-python, text/markdown"
+
+
 class RestApi:
     """The operations over one monitor."""
 
@@ -218,7 +221,9 @@ class RestApi:
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
             *variable_operations(monitor),
             *package_operations(monitor),
-            Operation("GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=BYTES),
+            Operation(
+                "GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_NOTEBOOKS
+            ),
             Operation(
                 "GET",
                 f"{session}/events",
