@@ -216,7 +216,7 @@ class FilePart(Model):
     """Changes when the file does."""
 
 
-class Completion(Model):
+class NameCompletion(Model):
     """Names that fit at a place in code, and the span of the code that they replace."""
 
     matches: list[str] = []
@@ -397,7 +397,7 @@ class Monitor(Protocol):
         """Return a part of a file of a session, `length` bytes or less."""
         ...
 
-    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
         """Return the names that fit at a place in code; none while the session is busy or not live."""
         ...
 

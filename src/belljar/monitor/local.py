@@ -22,7 +22,6 @@ from belljar.monitor.base import (
     MOST_MATCHES,
     Access,
     CallEntry,
-    Completion,
     EntryPage,
     ExecutionEntry,
     FileEntryInfo,
@@ -32,6 +31,7 @@ from belljar.monitor.base import (
     Happening,
     Health,
     InboxQuestion,
+    NameCompletion,
     NotebookForm,
     OutputLines,
     Server,
@@ -294,16 +294,16 @@ class LocalMonitor:
         workspace = await self._workspace(access, session_id)
         return await asyncio.to_thread(_read_part, workspace, name, offset, min(length, MOST_PART_BYTES))
 
-    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
         """See `Monitor`. Neither wakes the session nor counts as its use."""
         await self._row(access, session_id)
         session = self._registry.look_up(session_id)
         if session is None or len(code) > MOST_COMPLETED_CHARS or cursor > len(code):
-            return Completion()
+            return NameCompletion()
         found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
         if found is None:
-            return Completion()
-        return Completion(matches=found.matches[:MOST_MATCHES], start=found.start, end=found.end)
+            return NameCompletion()
+        return NameCompletion(matches=found.matches[:MOST_MATCHES], start=found.start, end=found.end)
 
     async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
         """See `Monitor`."""

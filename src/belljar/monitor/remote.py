@@ -32,7 +32,6 @@ from belljar.monitor.base import (
     STREAM_CHARS,
     Access,
     CallEntry,
-    Completion,
     EntryPage,
     ExecutionEntry,
     FileListing,
@@ -41,6 +40,7 @@ from belljar.monitor.base import (
     Happening,
     Health,
     InboxQuestion,
+    NameCompletion,
     NotebookForm,
     OutputLines,
     Server,
@@ -224,7 +224,7 @@ class RemoteMonitor:
         """See `Monitor`."""
         return await self._of_session(access, "read_part", session_id, name=name, offset=offset, length=length)
 
-    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> Completion:
+    async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
         """See `Monitor`."""
         return await self._of_session(access, "complete", session_id, code=code, cursor=cursor)
 

@@ -45,7 +45,7 @@ _attributes: "dict[tuple[int, str], Any]" = {}
 _CYTHON_FUNCTION = "cython_function_or_method"
 
 
-class Unreadable(Exception):
+class UnreadableObject(Exception):
     """An object that is not kept as its library keeps it, or that takes too long to read."""
 
 
@@ -60,9 +60,9 @@ class Deadline:
         return _monotonic() > self._end
 
     def check(self) -> None:
-        """Raise `Unreadable` when the time is over."""
+        """Raise `UnreadableObject` when the time is over."""
         if _monotonic() > self._end:
-            raise Unreadable("reading it took too long")
+            raise UnreadableObject("reading it took too long")
 
 
 @contextmanager

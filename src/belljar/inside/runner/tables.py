@@ -1,7 +1,7 @@
 """Pages of rows of DataFrames, Series, arrays and lists of dictionaries, read by `raw_objects` and sorted here.
 
 Frames are read where pandas keeps them, in blocks of arrays, because slicing one runs code of the session: it copies
-`attrs`, and anything of pandas may have been replaced. A pandas that keeps them elsewhere makes them `Unreadable`.
+`attrs`, and anything of pandas may have been replaced. One that pandas keeps elsewhere is an `UnreadableObject`.
 """
 
 # What is read has no types.
@@ -16,7 +16,7 @@ from typing import Any
 
 from .raw_objects import (
     Deadline,
-    Unreadable,
+    UnreadableObject,
     attribute,
     cell_text,
     class_attribute,
@@ -65,7 +65,7 @@ class Column:
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """Return the places of its values in ascending order, and the places of those that are missing."""
-        raise Unreadable("this column cannot be sorted")
+        raise UnreadableObject("this column cannot be sorted")
 
 
 class UnknownColumn(Column):
@@ -328,7 +328,7 @@ class TableReader:
 
     def _ordered(self, by: int, page: slice, deadline: Deadline, *, is_descending: bool) -> "list[int]":
         if not 0 <= by < self.columns:
-            raise Unreadable(f"there is no column {by}: it has {self.columns:,}")
+            raise UnreadableObject(f"there is no column {by}: it has {self.columns:,}")
         present, missing = self.column(by).order(deadline)
         deadline.check()
         if is_descending:
@@ -345,7 +345,7 @@ def _listed(places: "slice | list[int]", length: int) -> "Sequence[int]":
 
 def _check_count(count: int, most: int) -> None:
     if count > most:
-        raise Unreadable(f"{count:,} rows are too many to sort here, where {most:,} are the most")
+        raise UnreadableObject(f"{count:,} rows are too many to sort here, where {most:,} are the most")
 
 
 def _time_text(text: str) -> "str | None":
@@ -370,7 +370,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def table_of(value: Any) -> "TableReader | None":
-    """Return the table that an object is, or None. Raises `Unreadable` where its library keeps it in an unknown way."""
+    """Return the table that an object is, or None; raise `UnreadableObject` where its library hides it."""
     if is_ndarray(value):
         return _array_table(value)
     if type(value) is list:
@@ -404,7 +404,7 @@ def _array_table(array: Any) -> TableReader:
         return TableReader(
             array.shape[0], None, RangeColumn(range(array.shape[1])), lambda place: column_of(array[:, place])
         )
-    raise Unreadable(f"an array with {array.ndim} dimensions has no rows and columns")
+    raise UnreadableObject(f"an array with {array.ndim} dimensions has no rows and columns")
 
 
 def _list_table(rows: "list[Any]") -> "TableReader | None":
@@ -429,7 +429,7 @@ def _manager(value: Any) -> "tuple[list[Any], tuple[Any, ...]]":
         # A series keeps the same in its own way.
         blocks, axes = attribute(manager, "blocks"), attribute(manager, "axes")
     if type(blocks) is not tuple or type(axes) is not list:
-        raise Unreadable(_UNKNOWN_PANDAS)
+        raise UnreadableObject(_UNKNOWN_PANDAS)
     return axes, blocks
 
 
@@ -447,7 +447,7 @@ def _frame_table(frame: Any) -> TableReader:
             found = ((one, _row_in(places, place)) for one, places in others)
             block, row = next((one for one in found if one[1] >= 0), (None, 0))
         if block is None:
-            raise Unreadable(_UNKNOWN_PANDAS)
+            raise UnreadableObject(_UNKNOWN_PANDAS)
         return column_of(compiled_attribute(block, "values", *_BLOCKS), row, labels.length)
 
     return TableReader(labels.length, labels, names, column)
@@ -469,7 +469,7 @@ def _placement(block: Any) -> Any:
         return range(indexer.start or 0, indexer.stop, indexer.step or 1)
     if is_ndarray(indexer):
         return indexer
-    raise Unreadable(_UNKNOWN_PANDAS)
+    raise UnreadableObject(_UNKNOWN_PANDAS)
 
 
 def _series_table(series: Any) -> TableReader:
@@ -494,7 +494,7 @@ def index_column(index: Any) -> Column:
         return JoinedColumn(joined)
     values = attribute(index, "_data")
     if values is None:
-        raise Unreadable(_UNKNOWN_PANDAS)
+        raise UnreadableObject(_UNKNOWN_PANDAS)
     return column_of(values)
 
 
@@ -505,7 +505,7 @@ def column_of(values: Any, row: int = 0, length: int = 0) -> Column:
             values = values[row]
         return ObjectColumn(values) if values.dtype.kind == "O" else ArrayColumn(values)
     if values is None:
-        raise Unreadable(_UNKNOWN_PANDAS)
+        raise UnreadableObject(_UNKNOWN_PANDAS)
     inner = compiled_attribute(values, "_ndarray", "NDArrayBacked")
     if is_ndarray(inner):
         return _backed_column(values, inner, row)

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from . import tables
-from .raw_objects import Deadline, Unreadable, length_of, plain_text, size_of, type_name, undisturbed
+from .raw_objects import Deadline, UnreadableObject, length_of, plain_text, size_of, type_name, undisturbed
 
 __builtins__ = {**vars(builtins)}  # see `raw_objects`
 
@@ -63,7 +63,7 @@ def answer_rows(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
             if table is None:
                 return {**answer, "problem": "no rows"}
             page = table.page(message, deadline)
-        except Unreadable as reason:
+        except UnreadableObject as reason:
             return {**answer, "problem": "unreadable", "reason": str(reason)[:500]}
         except Exception as error:
             # A thread changes it meanwhile, or it is not what its class says.
