@@ -87,6 +87,7 @@ LONG = frozenset(
         "test_keep_alive_tools.py",
         "test_message_sizes.py",
         "test_no_leaks.py",
+        "test_notifications.py",
         "test_oauth_issuer.py",
         "test_older_servers.py",
         "test_ordinary_user.py",

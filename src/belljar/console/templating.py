@@ -52,6 +52,8 @@ def static_version() -> str:
 
 def static_url(name: str) -> str:
     """Return where browsers find a static file."""
+    if name not in static_files():
+        raise KeyError(f"there is no static file {name!r}")
     return f"/console/static/{static_version()}/{name}"
 
 

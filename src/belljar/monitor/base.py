@@ -230,6 +230,8 @@ class Health(Model):
     status: Literal["ready", "not ready"]
     checks: dict[str, str]
     gauges: dict[str, float]
+    limits: dict[str, float | None] = {}
+    """What a session of this server may use; null for no limit."""
     version: str
     servers: list[Server]
 
@@ -244,7 +246,7 @@ class UsageHistory(Model):
 
 # What happens
 
-FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "session", "gone", "reset"]
+FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "question", "session", "gone", "reset"]
 
 
 class Tail(Model):
@@ -267,6 +269,8 @@ class Followed(Model):
     output: OutputEvent | None = None
     tail: Tail | None = None
     undone: list[str] = []
+    state: str = ""
+    """Of a question: `put`, or what became of it."""
     session: SessionEntry | None = None
 
 

@@ -23,6 +23,7 @@ from belljar.errors import (
     ExecutionNotFound,
     FileMissing,
     InvalidArgument,
+    IssuerUnreachable,
     KernelDied,
     NoCheckpoint,
     QuestionClosed,
@@ -54,6 +55,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     KernelDied: 409,
     CopyRefused: 409,
     TooLarge: 413,
+    IssuerUnreachable: 502,
     EngineError: 500,
 }
 _MOST_BODY_BYTES: Final = 4 * 1024 * 1024

@@ -101,6 +101,11 @@ function apply(change) {
       for (const id of change.ids ?? []) document.getElementById(id)?.classList.add("undone");
       addUnfoldButtons();
       break;
+    case "rewindable":
+      for (const acts of document.querySelectorAll(".cell .cell-acts")) {
+        if (!change.ids?.includes(acts.closest(".cell")?.id ?? "")) acts.remove();
+      }
+      break;
     case "reload":
       location.reload();
       break;
