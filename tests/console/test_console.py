@@ -445,7 +445,7 @@ def test_templates_mark_nothing_safe_and_scripts_parse_no_text_into_the_page() -
     ("html", "follows"),
     [
         (
-            "<style scoped>.dataframe tbody tr th { vertical-align: top; }</style><table border=1><tr><td>7</table>",
+            "<style scoped>.dataframe tr th { vertical-align: top; }</style><table border=1><tr><td>7</table>",
             True,
         ),
         ("<table><tr><th>color</th><td>background: red</td></tr></table>", True),
