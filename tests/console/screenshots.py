@@ -170,6 +170,10 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
     await page.evaluate("() => scrollTo(0, 0)")
     await taken(page, folder / f"console-session-{scheme}.webp", end=page.locator(".cell").last)
 
+    await page.goto(f"{console}/sessions/{scene.analysis}/variables")
+    await page.locator("tbody tr").first.wait_for()
+    await taken(page, folder / f"console-variables-{scheme}.webp", end=page.locator("table"))
+
     await page.goto(f"{console}/inbox")
     await page.locator(".question").nth(1).wait_for()
     await taken(page, folder / f"console-inbox-{scheme}.webp", end=page.locator(".question").last)
