@@ -197,8 +197,11 @@ def _has_script(content: bytes) -> bool:
 class Pages:
     """Makes pages and parts of pages."""
 
-    def __init__(self, monitor: Monitor, *, address: str = "", allows_scripts: bool = True) -> None:
+    def __init__(
+        self, monitor: Monitor, *, address: str = "", serves_mcp: bool = True, allows_scripts: bool = True
+    ) -> None:
         self._monitor = monitor
+        self._serves_mcp = serves_mcp
         self._address = address
         self._allows_scripts = allows_scripts
         self.probe = ScriptProbe(monitor)
@@ -223,6 +226,7 @@ class Pages:
             wanted=wanted,
             next=found.next,
             address=self._address or str(request.base_url).rstrip("/"),
+            serves_mcp=self._serves_mcp,
             is_filtered=bool(wanted.state or wanted.owner or wanted.text),
             is_later=bool(query.get("cursor")),
         )

@@ -98,7 +98,7 @@ def _told_url(url: str) -> str:
 def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     """Return a console, and its app, for the servers of a data directory that have no address of their own."""
     sign_in = BrowserSignIn()
-    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings)
+    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings, serves_mcp=False)
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from belljar.models import Model
-from belljar.toolbox.texts import one_line, shown_arguments
+from belljar.toolbox.texts import one_line, shown_arguments, unhidden
 
 MOST_ARGUMENT_CHARS: Final = 8_000
 MOST_FINDINGS: Final = 20
@@ -148,4 +148,5 @@ def _excerpt(lines: Sequence[str], marked: set[int]) -> list[SubjectLine]:
 
 def _cut(line: str) -> str:
     left_out = len(line) - _MOST_LINE_CHARS
-    return f"{line[:_MOST_LINE_CHARS]}… and {left_out:,} more characters" if left_out > 0 else line.rstrip("\r")
+    shown = unhidden(line[:_MOST_LINE_CHARS].rstrip("\r"))
+    return f"{shown}… and {left_out:,} more characters" if left_out > 0 else shown

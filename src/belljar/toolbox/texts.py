@@ -68,10 +68,14 @@ def shown_arguments(arguments: Mapping[str, Any], limit: int) -> list[tuple[str,
 
 def _unhidden(value: Any) -> str:
     """Return a value as JSON in one line, with codes for invisible characters."""
-    text = json.dumps(value, ensure_ascii=False)
-    if text.isascii():
-        return text.replace("\x7f", "\\u007f")
-    return "".join(each if _is_shown(each) else f"\\u{ord(each):04x}" for each in text)
+    return unhidden(json.dumps(value, ensure_ascii=False))
+
+
+def unhidden(text: str) -> str:
+    """Return a line of text with codes for invisible characters, because a person must not approve them unseen."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(each if _is_shown(each) or each == "\t" else f"\\u{ord(each):04x}" for each in text)
 
 
 def _cut(text: str, limit: int) -> str:
