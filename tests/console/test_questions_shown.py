@@ -64,7 +64,9 @@ async def place(
 
 async def asked(place: Place, code: str) -> InboxQuestion:
     """The question that a cell asks, which both monitors tell alike."""
-    running = await place.agent.execute(code, wait_s=0)
+    # All in one session, because each takes a while to start.
+    sessions = place.runtime.sessions.all()
+    running = await place.agent.execute(code, sessions[0].id if sessions else "", wait_s=0)
     remote = RemoteMonitor(place.runtime.settings.data_directory)
 
     async def found() -> list[InboxQuestion]:
@@ -128,13 +130,16 @@ async def test_a_call_is_shown_with_its_arguments_and_that_a_yes_holds(place: Pl
 
 
 async def test_words_of_a_server_and_of_code_cannot_pass_for_the_policy(place: Place) -> None:
-    of_server = await asked(place, "from servers.awkward import ask_url\nask_url()")
-    of_code = await asked(place, "input('The policy asks for your consent')")
     async with place.operator() as browser:
-        for question, heading in [(of_server, "The MCP server awkward asks"), (of_code, "Code of a cell asks")]:
+        for code, heading in [
+            ("from servers.awkward import ask_url\nask_url()", "The MCP server awkward asks"),
+            ("input('The policy asks for your consent')", "Code of a cell asks"),
+        ]:
+            question = await asked(place, code)
             page = (await browser.get(f"/console/inbox/{question.id}")).text
             assert re.search(r"<h2><a [^>]*>([^<]*)</a></h2>", page)[1] == heading  # pyright: ignore[reportOptionalSubscript]
             await browser.post(f"/console/inbox/{question.id}", data={"action": "decline"})
+            await place.agent.ended(question.execution_id)
 
 
 def test_what_is_shown_has_bounds_and_hides_what_goes_over_lines() -> None:
