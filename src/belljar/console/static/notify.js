@@ -6,6 +6,9 @@ import { showWaiting } from "./stream.js";
 const ON = "belljar-notify";
 const LOCK = "belljar-notify";
 const RETRY_MS = 10_000;
+const ANSWER_MS = 300;
+const ASKED = "does anybody look?";
+const LOOKING = "yes";
 const channel = new BroadcastChannel(LOCK);
 
 function isPossible() {
@@ -44,6 +47,7 @@ export function startNotifications() {
   });
   channel.addEventListener("message", (event) => {
     if (typeof event.data === "number") showWaiting(event.data);
+    if (event.data === ASKED && !document.hidden) channel.postMessage(LOOKING);
   });
   if (isOn()) listen();
 }
@@ -82,11 +86,30 @@ function follow(done) {
   source.addEventListener("change", (event) => {
     const { do: what, count } = JSON.parse(/** @type {MessageEvent<string>} */ (event).data);
     if (what !== "inbox") return;
-    if (count > known && document.hidden && isOn()) tell(count);
+    if (count > known) void tellUnlessSeen(count);
     known = count;
     showWaiting(count);
     channel.postMessage(count);
   });
+}
+
+/**
+ * Whoever looks at a tab of the console, this one or another, sees it there.
+ * @param {number} count
+ */
+async function tellUnlessSeen(count) {
+  if (!document.hidden) return;
+  const isSeen = await new Promise((done) => {
+    /** @param {MessageEvent} event */
+    const hear = (event) => event.data === LOOKING && done(true);
+    channel.addEventListener("message", hear);
+    channel.postMessage(ASKED);
+    setTimeout(() => {
+      channel.removeEventListener("message", hear);
+      done(false);
+    }, ANSWER_MS);
+  });
+  if (!isSeen && isOn()) tell(count);
 }
 
 /** @param {number} count */
