@@ -332,7 +332,7 @@ async def test_the_death_of_a_parent_is_the_end_of_all(forks: ForkedSandboxes) -
         await forks.nested(parent)
 
 
-async def test_a_killed_branch_can_be_opened_again(forks: ForkedSandboxes) -> None:
+async def test_a_killed_sandbox_can_be_opened_again(forks: ForkedSandboxes) -> None:
     parent = await forks.parent()
     one = await forks.nested(parent)
     await one.sandbox.kill()
@@ -425,11 +425,11 @@ async def main():
     pipe, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / "within"
     folder.mkdir(mode=0o711)
     forks = ForkedSandboxes(NamespaceProvider(), folder, Limits())
-    parent = await forks.parent()
-    for parent in (parent, await forks.nested sandbox(parent)):
-        nested sandbox = await forks.provider.open_nested(forks.spec(), parent.sandbox)
+    outer = await forks.parent()
+    for parent in (outer, await forks.nested(outer)):
+        nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
         holding = f"import os, signal; os.write({pipe}, b'x'); signal.pause()"
-        await forks.hold(nested sandbox, [PYTHON, "-I", "-S", "-c", holding], [pipe])
+        await forks.hold(nested, [PYTHON, "-I", "-S", "-c", holding], [pipe])
     os.close(pipe)
     await asyncio.Event().wait()
 

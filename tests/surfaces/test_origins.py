@@ -60,7 +60,7 @@ async def place(
     async with engine(default_environment, one, fork_start=True, pool_size=1) as forking, connected(forking) as caller:
         if gap := forking.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
-        # Started before there is a warm process, so cold, and in a sandbox that can be branched.
+        # Started before there is a warm process, so cold, and in a sandbox in which others can be nested.
         early = (await caller.execute(MAKE)).session_id
         assert (await caller.execute(HOW, early)).result == "True"
         assert await forking.starter.is_warm(forking.settings.environment)

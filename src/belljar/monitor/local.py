@@ -20,6 +20,7 @@ from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     MOST_COMPLETED_CHARS,
     MOST_MATCHES,
+    UNFINISHED,
     Access,
     CallEntry,
     EntryPage,
@@ -236,7 +237,7 @@ class LocalMonitor:
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
-        is_complete = self._entries.execution(row).status not in ("queued", "running")
+        is_complete = self._entries.execution(row).status not in UNFINISHED
         page = await self._history.lines(row, first, count, search, is_complete=is_complete)
         return OutputLines(
             first=first, lines=page.lines, total=page.total, is_complete=is_complete, matches=page.matches
