@@ -10,7 +10,7 @@ from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
 from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.fd_walk import remove_tree
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult

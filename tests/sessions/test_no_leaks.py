@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints

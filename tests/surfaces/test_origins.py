@@ -12,7 +12,7 @@ from calls import Caller, connected, opened_runtime
 from keep_alive_servers import ServerRun, kept_directory
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
 from waiting import until

@@ -13,7 +13,7 @@ from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
