@@ -45,7 +45,7 @@ from belljar.monitor.base import (
 )
 from belljar.monitor.decisions import read_decisions
 from belljar.monitor.entries import Entries
-from belljar.monitor.following import SessionFollower
+from belljar.monitor.follower import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, installing_cell, listed_packages
