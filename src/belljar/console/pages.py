@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
+    UNFINISHED,
     Access,
     CallEntry,
     ExecutionEntry,
@@ -41,7 +43,6 @@ _FORKS_SHOWN: Final = 50
 _MOST_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
 _MOST_LINE_CHARS: Final = 120
-_UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
     "ok": "ok",
     "error": "error",
@@ -78,7 +79,7 @@ class CellView:
     @property
     def is_running(self) -> bool:
         """Return whether it has not ended."""
-        return self.entry.status in _UNFINISHED
+        return self.entry.status in UNFINISHED
 
     @property
     def took(self) -> str:
@@ -242,7 +243,7 @@ class Pages:
         detail = await self._monitor.session(access, session_id)
         found = await self._monitor.executions(access, session_id, limit=CELLS_AT_ONCE)
         entries = found.items[::-1]
-        views = await self.views(access, entries, detail)
+        views = await self.views(access, entries, detail.rewindable)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
         return await self.page(
@@ -266,7 +267,7 @@ class Pages:
         detail = await self._monitor.session(access, session_id)
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
-        views = await self.views(access, found.items[::-1], detail)
+        views = await self.views(access, found.items[::-1], detail.rewindable)
         return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
     async def timeline(self, request: Request) -> Response:
@@ -392,11 +393,10 @@ class Pages:
     # Cells
 
     async def views(
-        self, access: Access, entries: list[ExecutionEntry], detail: SessionDetail | None = None
+        self, access: Access, entries: list[ExecutionEntry], rewindable: Collection[str] = ()
     ) -> list[CellView]:
         """Return cells with what they printed and showed, of long text only head and tail."""
         excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
-        rewindable = frozenset(detail.rewindable if detail else ())
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
             await self.probe.look(access, entry.execution_id, events)
@@ -416,6 +416,10 @@ class Pages:
     def cell_head(self, view: CellView) -> str:
         """Return the line above a cell."""
         return render("_cell_head.html", cell=view, **_helpers())
+
+    def way_back(self, session_id: str, execution_id: str) -> str:
+        """Return the control that goes back to before a cell."""
+        return render("_way_back.html", session_id=session_id, execution_id=execution_id)
 
     def cell_end(self, view: CellView) -> str:
         """Return what stands below the output of a cell: how it ended, the files that it changed, what was lost."""

@@ -6,7 +6,7 @@ comes back names the place up to which it has everything, and goes on there.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import CellView, Pages
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor, SessionDetail
+from belljar.monitor.base import UNFINISHED, Access, ExecutionEntry, Followed, Monitor
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
@@ -207,7 +207,11 @@ class SessionPageStream:
         self._access = access
         self._session_id = session_id
         self._cell: RenderedOutput | None = None
+        self._is_held = False
+        """Whether the cell had ended before the page heard of it: it is sent once, whole, instead of in parts."""
         self._has_tail = False
+        self._rewindable: frozenset[str] | None = None
+        """The cells one can go back to, as the page was told; None before it was told."""
 
     async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the changes after a place."""
@@ -230,9 +234,11 @@ class SessionPageStream:
             return
         self._cell = await self._output(entry)
         self._cell.add_all(events)
+        self._is_held = False
 
     async def _output(self, entry: ExecutionEntry) -> RenderedOutput:
         self._has_tail = False
+        self._is_held = entry.status not in UNFINISHED
         return RenderedOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
 
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
@@ -241,19 +247,25 @@ class SessionPageStream:
                 await highlight([item.execution.code])
                 if self._cell is None or self._cell.execution_id != item.execution_id:
                     self._cell = await self._output(item.execution)
-                    html = self._pages.cell(_view(item.execution, self._cell))
+                    if self._is_held:
+                        return
+                    html = self._pages.cell(self._view(item.execution, self._cell))
                     yield change("cell", f"cell-{item.execution_id}", html, id=item.id)
                 else:
-                    html = self._pages.cell_head(_view(item.execution, self._cell))
+                    html = self._pages.cell_head(self._view(item.execution, self._cell))
                     yield change("replace", f"head-{item.execution_id}", html, id=item.id)
             case "output" if item.output is not None and self._cell is not None:
                 await self._pages.probe.look(self._access, item.execution_id, [item.output])
                 steps = self._cell.add(item.output)
+                if self._is_held:
+                    return
                 for place, step in enumerate(steps):
                     # Only the last step of an event completes it: a page that comes back gets all of it or nothing.
                     yield self._step(step, item.execution_id, item.id if place == len(steps) - 1 else "")
             case "tail" if item.tail is not None:
                 self._has_tail = True
+                if self._is_held:
+                    return
                 html = self._pages.tail(item.execution_id, item.tail.lines, item.tail.text)
                 yield change("tail", f"tail-{item.execution_id}", html, id=item.id, outputs=f"out-{item.execution_id}")
             case "ended" if item.execution is not None:
@@ -261,12 +273,12 @@ class SessionPageStream:
                     yield event
             case "undone":
                 yield change("undone", ids=[f"cell-{execution_id}" for execution_id in item.undone])
-                _, held = await self._rewindable()
-                yield held
             case "session" if item.session is not None:
                 html = self._pages.session_header(self._access, item.session)
                 yield change("inbox", count=len(await self._monitor.questions(self._access)))
                 yield change("replace", "session-state", html, running=item.session.state == "running")
+                for event in self._held_states(item.session.rewindable):
+                    yield event
             case "gone":
                 yield change("gone")
             case "reset":
@@ -291,15 +303,17 @@ class SessionPageStream:
 
     async def _ended(self, item: Followed, entry: ExecutionEntry) -> AsyncIterator[dict[str, str]]:
         """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
-        detail, held = await self._rewindable()
-        yield held
         if self._has_tail:
-            (view,) = await self._pages.views(self._access, [entry], detail)
-            yield change("replace", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
+            (view,) = await self._pages.views(self._access, [entry], self._rewindable or ())
+            kind = "cell" if self._is_held else "replace"
+            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
             self._has_tail = False
             return
         output = self._cell or await self._output(entry)
-        view = _view(entry, output, is_rewindable=detail is not None and entry.execution_id in detail.rewindable)
+        view = self._view(entry, output)
+        if self._is_held:
+            yield change("cell", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id)
+            return
         yield change("replace", f"head-{item.execution_id}", self._pages.cell_head(view))
         yield change(
             "replace",
@@ -309,18 +323,17 @@ class SessionPageStream:
             ended=f"{view.label} {view.words}",
         )
 
-    async def _rewindable(self) -> tuple[SessionDetail | None, dict[str, str]]:
-        """Return the session, and the change that takes the way back from cells before which no state is held now."""
-        try:
-            detail = await self._monitor.session(self._access, self._session_id)
-        except BelljarError:
-            detail = None
-        ids = [f"cell-{execution_id}" for execution_id in (detail.rewindable if detail else [])]
-        return detail, change("rewindable", ids=ids)
+    def _held_states(self, rewindable: list[str]) -> Iterator[dict[str, str]]:
+        """Yield which cells one can go back to, if that has changed, with the control for those that have none."""
+        if (held := frozenset(rewindable)) == self._rewindable:
+            return
+        self._rewindable = held
+        parts = {one: self._pages.way_back(self._session_id, one) for one in rewindable}
+        yield change("rewindable", parts=parts)
 
-
-def _view(entry: ExecutionEntry, output: RenderedOutput, *, is_rewindable: bool = False) -> CellView:
-    return CellView(entry, output.blocks, code_markup(entry.code), is_rewindable)
+    def _view(self, entry: ExecutionEntry, output: RenderedOutput) -> CellView:
+        is_rewindable = entry.execution_id in (self._rewindable or ())
+        return CellView(entry, output.blocks, code_markup(entry.code), is_rewindable)
 
 
 def change(kind: str, target: str = "", html: str = "", *, id: str = "", **more: object) -> dict[str, str]:  # noqa: A002

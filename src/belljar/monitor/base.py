@@ -40,6 +40,8 @@ MOST_COMPLETED_CHARS = 100_000
 MOST_MATCHES = 200
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
+UNFINISHED = ("queued", "running")
+"""The states of an execution that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class SessionEntry(Model):
     last_cause: str = ""
     """The latest limit, timeout, interrupt or death; of a session that is not live, why it ended."""
     now: RunningCell | None = None
+    rewindable: list[str] = []
+    """The executions before which a state of the session is held, oldest first."""
 
 
 class SessionDetail(SessionEntry):
@@ -131,8 +135,6 @@ class SessionDetail(SessionEntry):
     """The session that it is a fork of."""
     origin_execution: str = ""
     forks: list[str] = []
-    rewindable: list[str] = []
-    """The executions before which a state of the session is held, oldest first."""
 
 
 class ExecutionEntry(Model):

@@ -16,6 +16,7 @@ const NEAR_END = 120;
 // Following the end, unless the person has scrolled up
 
 let isFollowing = isAtEnd();
+let willScroll = false;
 /** @type {Change[] | null} */
 let held = null;
 
@@ -64,7 +65,13 @@ function receive(change) {
   }
   const wasFollowing = isFollowing;
   apply(change);
-  if (wasFollowing) requestAnimationFrame(scrollToEnd);
+  if (wasFollowing && !willScroll) {
+    willScroll = true;
+    requestAnimationFrame(() => {
+      willScroll = false;
+      scrollToEnd();
+    });
+  }
 }
 
 /** @param {Change} change */
@@ -102,9 +109,7 @@ function apply(change) {
       addUnfoldButtons();
       break;
     case "rewindable":
-      for (const acts of document.querySelectorAll(".cell .cell-acts")) {
-        if (!change.ids?.includes(acts.closest(".cell")?.id ?? "")) acts.remove();
-      }
+      offerWayBack(change.parts ?? {});
       break;
     case "reload":
       location.reload();
@@ -139,6 +144,20 @@ function updateDisplays(display, html) {
     place.replaceWith(element);
   }
   sizeFrames(cells);
+}
+
+/**
+ * Let cells be rewound to where a state is held, and no others.
+ * @param {Record<string, string>} parts the control of each, by the id of its execution
+ */
+function offerWayBack(parts) {
+  for (const acts of document.querySelectorAll(".cell .cell-acts")) {
+    if (!((acts.closest(".cell")?.id ?? "").slice(5) in parts)) acts.remove();
+  }
+  for (const [id, html] of Object.entries(parts)) {
+    const head = document.getElementById(`head-${id}`);
+    if (head && !head.querySelector(".cell-acts")) head.append(...parsed(html));
+  }
 }
 
 /** @param {string} text */
