@@ -165,6 +165,7 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
     for frame in await page.locator("iframe").all():
         await frame.scroll_into_view_if_needed()
         await frame.content_frame.locator("table").first.wait_for()
+        await page.wait_for_timeout(500)  # until it has told its height
     await page.locator(".picture img").scroll_into_view_if_needed()
     await page.locator(".picture img").evaluate("image => image.decode()")
     await page.evaluate("() => scrollTo(0, 0)")
