@@ -50,7 +50,7 @@ async def test_one_console_shows_the_sessions_of_all_servers(default_environment
             text=True,
             env={**variables(tmp_path), "BELLJAR_CONSOLE_LINK": "false"},
         )
-        assert (refused.returncode, "console_link is off" in refused.stderr) == (1, True), refused.stderr
+        assert (refused.returncode, "console_link is off" in refused.stderr) == (2, True), refused.stderr
         first = await Caller(one).execute("print('from one')")
         second = await Caller(other).execute("print('from the other')")
         with console_process(tmp_path) as link:

@@ -90,6 +90,7 @@ function apply(change) {
         announce(change.ended);
       replace(change.target, html);
       sizeFrames(cells);
+      addUnfoldButtons(); // a cell may be undone before its end is told
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
       break;
     case "text":
