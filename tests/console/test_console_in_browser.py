@@ -27,6 +27,8 @@ async def place(
     async with opened_place(
         default_environment, tmp_path_factory.mktemp("browser"), fork_start=True, checkpoints=5
     ) as opened:
+        # A session that starts before there is anything to fork has no states to go back to.
+        await until(lambda: opened.runtime.preparation.zygote != "pending")
         yield opened
 
 
