@@ -15,6 +15,7 @@ from belljar.console import templating
 from belljar.environments import Environment
 from registry_packages import Unreachable, node, npm_folder
 from shared_environment import shared_settings
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n"
