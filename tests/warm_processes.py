@@ -1,9 +1,10 @@
-"""Starts `python -m belljar …` for tests from a process that has imported everything already.
+"""Starts `python -m belljar …`, and MCP servers of the tests, from a process that has imported everything already.
 
-A server's imports take most of the processor time of a test that starts one. So each pytest worker has one process that
-imports them once, and a server is a copy of it: a child of the worker like any other, with its own arguments,
-variables, folder and descriptors. `with_warm_processes` makes `subprocess` do this for exactly that command. How it
-starts from nothing is tested by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
+The imports take most of the processor time of a test that starts a server: belljar's two seconds, those of an MCP
+server that is a script of the tests nearly as much. So each pytest worker has one process that imports them once, and a
+server is a copy of it: a child of the worker like any other, with its own arguments, variables, folder and descriptors.
+`with_warm_processes` makes `subprocess` do this for exactly these commands. How belljar starts from nothing is tested
+by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
 """
 
 import array
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _COMMAND = [sys.executable, "-m", "belljar"]
+_TESTS = Path(__file__).parent
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT = 0x8000
 _REQUEST_BYTES = 1 << 18
@@ -34,6 +36,8 @@ _MODULES = (
     "belljar.surfaces.http",
     "belljar.surfaces.stdio",
     "IPython.core.inputtransformer2",
+    "mcp.server.mcpserver",
+    "mcp.server.stdio",
 )
 
 
@@ -77,8 +81,11 @@ def with_warm_processes() -> Generator[None]:
             usual(self, *values)
             return
         ends = [given[name] if given[name] >= 0 else number for number, name in enumerate(_ENDS)]
+        words = [*map(os.fsdecode, given["args"])]
+        script = words[1] if words[1] != "-m" else ""
         order = {
-            "arguments": [*map(os.fsdecode, given["args"])][len(_COMMAND) :],
+            "script": script,
+            "arguments": words[2:] if script else words[len(_COMMAND) :],
             "variables": {os.fsdecode(k): os.fsdecode(v) for k, v in (given["env"] or os.environ).items()},
             "folder": os.fsdecode(given["cwd"] or Path.cwd()),
             "numbers": [0, 1, 2, *given["pass_fds"]],
@@ -104,7 +111,10 @@ _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 def _can_be_a_copy(given: dict[str, Any]) -> bool:
     words: Any = given["args"]
-    if isinstance(words, str | bytes) or [*map(os.fsdecode, words)][: len(_COMMAND)] != _COMMAND:
+    if isinstance(words, str | bytes):
+        return False
+    first = [*map(os.fsdecode, words)][: len(_COMMAND)]
+    if first != _COMMAND and not _is_script(first):
         return False
     variables = given["env"] if given["env"] is not None else os.environ
     changed = {name for name in variables if name.startswith("PYTHON") and variables[name] != os.environ.get(name)}
@@ -112,6 +122,13 @@ def _can_be_a_copy(given: dict[str, Any]) -> bool:
         given["preexec_fn"] in {None, heed_hangups} and not given["shell"] and given["executable"] in {None, words[0]}
     )
     return bool(_SYS_CLONE) and is_usual and not changed and given["uid"] in {None, -1}
+
+
+def _is_script(words: list[str]) -> bool:
+    """Return whether this starts a program of the tests; the process that is copied is one, too."""
+    if len(words) < 2 or words[0] != sys.executable or words[1] == __file__:
+        return False
+    return words[1].endswith(".py") and Path(words[1]).is_relative_to(_TESTS)
 
 
 def heed_hangups() -> None:
@@ -165,12 +182,19 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
     for one, number in zip(high, order["numbers"], strict=True):
         os.dup2(one, number)
         os.close(one)
+    if os.isatty(1):
+        sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue] - it is a text file
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["variables"])
-    sys.argv = ["belljar", *order["arguments"]]
     del sys.path[0]  # the folder of this file
-    runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+    if script := order["script"]:
+        sys.argv = [script, *order["arguments"]]
+        sys.path.insert(0, str(Path(script).parent))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        sys.argv = ["belljar", *order["arguments"]]
+        runpy.run_module("belljar", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

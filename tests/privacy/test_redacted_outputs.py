@@ -157,6 +157,7 @@ async def engine(
         data_directory=folder / "data",
         environment=str(default_environment.python),
         policy=str(folder / "policy.toml"),
+        preload=[],
         pool_size=0,
     ) as engine:
         yield engine
@@ -215,6 +216,7 @@ async def test_a_session_that_slept_knows_its_tokens_and_leaves_no_vault_behind(
         data_directory=tmp_path / "data",
         environment=str(default_environment.python),
         policy=str(tmp_path / "policy.toml"),
+        preload=[],
         pool_size=0,
     )
     async with open_runtime(chosen) as runtime:
