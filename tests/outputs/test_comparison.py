@@ -88,9 +88,7 @@ def test_long_differences_are_shortened_around_the_first_one() -> None:
     lines = _differences([_stream("x" * 5_000 + "1" + "y" * 5_000)], [_stream("x" * 5_000 + "2" + "y" * 5_000)])
     assert max(map(len, lines)) < 200
     assert "1y" in lines[1]
-    many = _differences(
-        [_stream("\n".join(map(str, range(20_000))))], [_stream("\n".join(map(str, range(1, 19_999))))]
-    )
+    many = _differences([_stream("\n".join(map(str, range(20_000))))], [_stream("\n".join(map(str, range(1, 19_999))))])
     assert len(many) < 30
     lengthy = _differences([_stream("a\n" * 20_000)], [_stream("b\n" * 20_000)])
     assert lengthy[-1] == "… 39,984 more lines"
