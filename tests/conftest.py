@@ -16,7 +16,7 @@ from belljar.environments.managed import Recipe, compile_packages, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex, add_support
 from shared_certificates import with_shared_certificates
-from shared_environment import prepared_environment, settings_with
+from shared_environment import prepared_environment, settings_with, with_shared_inspection
 from warm_processes import with_warm_processes
 
 # A shell starts what runs in the background with interrupts ignored, and every process of the tests would be, too.
@@ -186,6 +186,13 @@ def warm_processes() -> Generator[None]:
 def shared_certificates() -> Generator[None]:
     """See `shared_certificates`."""
     with with_shared_certificates():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_inspection() -> Generator[None]:
+    """See `shared_environment`."""
+    with with_shared_inspection():
         yield
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import pytest
 from belljar.environments import Environment
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel, StatefulKernel, StateReport
-from cells import DEADLINE_S, ForkingPlace, Place, run, usable
+from cells import DEADLINE_S, ForkingPlace, Place, open_forking_place, run, usable
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -329,6 +330,15 @@ async def test_ipython_kernels_keep_state_behind_every_provider(own_place: Place
         assert await value(kernel, "kept") == "[1]"
 
 
+@pytest.fixture(scope="module")
+async def forking_place(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ForkingPlace]:
+    """With the usual modules, which the cells import."""
+    async with open_forking_place(default_environment, tmp_path_factory.mktemp("forks")) as place:
+        yield place
+
+
 async def test_forked_kernels_keep_state_like_others(forking_place: ForkingPlace) -> None:
     async with forking_place.open(session_id="before") as kernel:
         inside = (await run(kernel, "import os; print(os.getcwd(), end='')")).stdout
@@ -578,13 +588,20 @@ SIMPLE = (
 )
 
 
+@pytest.fixture(scope="module")
+async def simple_file(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = Place(usable("process"), default_environment, tmp_path_factory.mktemp("simple"))
+    async with place.open("ipython") as kernel:
+        await done(kernel, SIMPLE)
+        assert (await save(kernel, place.folder / "state")).lost == ()
+    return place.folder / "state"
+
+
 @pytest.fixture
-async def simple(process_place: Place) -> AsyncIterator[tuple[Kernel, Path]]:
+async def simple(process_place: Place, simple_file: Path) -> AsyncIterator[tuple[Kernel, Path]]:
     """A kernel that has run nothing, and a file of another one."""
     file = process_place.folder / "state"
-    async with process_place.open("ipython", "before") as kernel:
-        await done(kernel, SIMPLE)
-        assert (await save(kernel, file)).lost == ()
+    shutil.copy(simple_file, file)
     async with process_place.open("ipython", "after") as kernel:
         yield kernel, file
 
