@@ -44,7 +44,7 @@ class BrokenProvider:
 
 @pytest.fixture(autouse=True)
 def quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the test that is about all of them hits limits and asks an engine of containers: that takes a second each."""
+    """Only the test that is about all of them hits limits and asks for containers: each takes a second."""
 
     async def tried(enforcer: Enforcer) -> list[LimitTrial]:
         return [LimitTrial(name, True, "not tried") for name in enforcer.groups.controllers]

@@ -119,7 +119,7 @@ def test_the_working_directory_is_on_no_import_path(
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_relative_entry_of_the_path_starts_nothing_from_the_working_directory(place: Path) -> None:
+def test_a_relative_entry_of_the_path_starts_nothing_from_the_working_directory(place: Path, script: str) -> None:
     planted = place / "node"
     planted.write_text(f"#!/bin/sh\ntouch {place.parent / 'started'}\necho v99\n")
     planted.chmod(0o755)
@@ -128,7 +128,7 @@ def test_a_relative_entry_of_the_path_starts_nothing_from_the_working_directory(
         "BELLJAR_FORK_START": "false",
         "BELLJAR_ENVIRONMENT": sys.executable,
     }
-    subprocess.run([*MODULE, "doctor"], capture_output=True, env=clean_environment(**variables))
+    subprocess.run([script, "doctor"], capture_output=True, env=clean_environment(**variables))
     assert not (place.parent / "started").exists()
 
 
