@@ -117,7 +117,6 @@ LONG = frozenset(
 # Single tests of other files that take long, or repeat with another parameter what a quick one proves.
 LONG_TESTS = frozenset(
     {
-        "test_a_browser_shows_the_page_and_runs_nothing_in_it[flags1]",
         "test_a_cell_is_shown_alike[an estimator]",
         "test_a_cell_is_shown_alike[sympy]",
         "test_a_jupyter_front_end_shares_the_agents_session[tcp]",
