@@ -130,6 +130,7 @@ LONG_TESTS = frozenset(
         "test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_narrow_screen",
         "test_every_required_scenario_passes[2025-11-25]",
         "test_health_answers_beside_400_half_open_connections",
+        "test_httpx_works_untouched",
         "test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly",
         "test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation",
         "test_pip_is_the_environments_own_and_only_its_command_is_caught",
