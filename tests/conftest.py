@@ -120,6 +120,7 @@ LONG_TESTS = frozenset(
         "test_a_cell_is_shown_alike[an estimator]",
         "test_a_cell_is_shown_alike[sympy]",
         "test_a_jupyter_front_end_shares_the_agents_session[tcp]",
+        "test_a_larger_example_says_what_it_promises",
         "test_a_managed_one_is_created_listed_and_removed",
         "test_a_million_lines_arrive_whole",
         "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
