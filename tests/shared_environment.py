@@ -18,14 +18,17 @@ from belljar.environments.managed import compile_packages
 from belljar.settings import Settings, load_settings
 
 
+# Looked up once: some tests have another home.
+_KEPT = os.environ.get("BELLJAR_TEST_DATA")
+FOLDER = Path(_KEPT) if _KEPT else platformdirs.user_cache_path("belljar") / "tests"
+
+
 def settings_with(**flags: object) -> Settings:
     return load_settings(flags)
 
 
 def shared_settings() -> Settings:
-    kept = os.environ.get("BELLJAR_TEST_DATA")
-    folder = Path(kept) if kept else platformdirs.user_cache_path("belljar") / "tests"
-    return settings_with(data_directory=folder, environment="default")
+    return settings_with(data_directory=FOLDER, environment="default")
 
 
 @cache
@@ -35,6 +38,13 @@ def prepared_environment() -> Environment:
     return environment
 
 
+def share_support(data: Path) -> None:
+    """Let a data directory have what brings IPython to environments without it: made once for all test runs."""
+    (support := FOLDER / "support").mkdir(parents=True, exist_ok=True)
+    data.mkdir(exist_ok=True)
+    (data / "support").symlink_to(support)
+
+
 @contextmanager
 def with_shared_inspection() -> Generator[None]:
     """Ask the shared environment's Python what it is once, and not for every engine, until the block ends.
@@ -42,7 +52,7 @@ def with_shared_inspection() -> Generator[None]:
     It is an interpreter that nobody changes, and starting it takes a seventh of a second of a processor.
     """
     usual, answers = base.run_briefly, dict[tuple[str, ...], tuple[int, str, str]]()
-    folder = shared_settings().data_directory / "environments"
+    folder = FOLDER / "environments"
 
     def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
         key = tuple(command)

@@ -22,7 +22,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 from local_index import LocalIndex
-from shared_environment import settings_with
+from shared_environment import settings_with, share_support
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +182,7 @@ async def test_a_session_runs_in_one_sealed_off_with_ipython_brought_along(
     monkeypatch.setenv("CONDA_ROOT", str(root))
     entry = {"kind": "conda", "path": "town"}
     chosen: dict[str, Any] = {"environment": "town", "environments": {"town": entry}, "fork_start": False}
+    share_support(tmp_path / "data")
     settings = settings_with(data_directory=tmp_path / "data", **chosen)
     try:
         await open_environment(settings)
