@@ -17,7 +17,6 @@ from belljar.environments import Environment, base, open_environment
 from belljar.environments.managed import compile_packages
 from belljar.settings import Settings, load_settings
 
-
 # Looked up once: some tests have another home.
 _KEPT = os.environ.get("BELLJAR_TEST_DATA")
 FOLDER = Path(_KEPT) if _KEPT else platformdirs.user_cache_path("belljar") / "tests"
