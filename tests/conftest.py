@@ -179,6 +179,15 @@ def pytest_report_header() -> str:
     return "" if IS_LONG else f"without {len(LONG)} files of long trials, which BELLJAR_LONG=1 runs"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the workers of `pytest -n` as copies of a process that has imported what they need."""
+    is_controller = not hasattr(config, "workerinput") and bool(config.getoption("numprocesses", None))
+    if is_controller and not os.environ.get("BELLJAR_COLD"):
+        context = with_warm_processes(is_for_workers=True)
+        context.__enter__()
+        config.add_cleanup(lambda: context.__exit__(None, None, None))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -5,6 +5,9 @@ server that is a script of the tests nearly as much. So each pytest worker has o
 server is a copy of it: a child of the worker like any other, with its own arguments, variables, folder and descriptors.
 `with_warm_processes` makes `subprocess` do this for exactly these commands. How belljar starts from nothing is tested
 by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
+
+The workers of `pytest -n` are such copies themselves, of one process of the controller: what they import takes ten
+seconds of a processor each. A worker leaves a copy of itself behind before it begins, which is its own warm process.
 """
 
 import array
@@ -20,12 +23,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _COMMAND = [sys.executable, "-m", "belljar"]
+_WORKER = [sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How execnet starts a worker."""
 _TESTS = Path(__file__).parent
+_SOCKET = "WARM_PROCESS_SOCKET"
+"""The variable that tells a worker the descriptor by which it speaks with its warm process."""
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT = 0x8000
 _REQUEST_BYTES = 1 << 18
@@ -39,23 +47,29 @@ _MODULES = (
     "mcp.server.mcpserver",
     "mcp.server.stdio",
 )
+_MODULES_OF_WORKERS = (
+    *("pytest", "hypothesis", "httpx", "jupyter_client", "nbformat", "PIL.Image", "playwright.async_api"),
+    *("belljar.cli.container", "belljar.cli.doctor", "belljar.console.app", "belljar.attachments", "belljar.workflows"),
+)
 
 
 class WarmProcess:
     """The process that is copied; started when the first copy is asked for."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+        number = os.environ.pop(_SOCKET, "")
+        self._socket = socket.socket(fileno=int(number)) if number else None
         self._process: subprocess.Popen[bytes] | None = None
+        self.is_for_workers = False
 
     def start_copy(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """Return the id of a copy that runs the command of the order with these descriptors."""
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                number = str(theirs.fileno())
+                words = [str(theirs.fileno()), *(["workers"] if self.is_for_workers else [])]
                 self._process = subprocess.Popen(
-                    [sys.executable, __file__, number], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                    [sys.executable, __file__, *words], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
                 )
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         self._socket.sendmsg([json.dumps(order).encode()], rights)
@@ -69,11 +83,12 @@ class WarmProcess:
 
 
 @contextmanager
-def with_warm_processes() -> Generator[None]:
+def with_warm_processes(*, is_for_workers: bool = False) -> Generator[None]:
     """Copy the warm process wherever the command would be started, until the block ends."""
     usual: Callable[..., None] = getattr(subprocess.Popen, "_execute_child")  # noqa: B009 - it is private
     names = [*inspect.signature(usual).parameters][1:]
     warm = WarmProcess()
+    warm.is_for_workers = is_for_workers
 
     def execute_child(self: "subprocess.Popen[bytes]", *values: Any) -> None:
         given = dict(zip(names, values, strict=True))
@@ -82,8 +97,10 @@ def with_warm_processes() -> Generator[None]:
             return
         ends = [given[name] if given[name] >= 0 else number for number, name in enumerate(_ENDS)]
         words = [*map(os.fsdecode, given["args"])]
-        script = words[1] if words[1] != "-m" else ""
+        is_worker = words == _WORKER
+        script = words[1] if not is_worker and words[1] != "-m" else ""
         order = {
+            "is_worker": is_worker,
             "script": script,
             "arguments": words[2:] if script else words[len(_COMMAND) :],
             "variables": {os.fsdecode(k): os.fsdecode(v) for k, v in (given["env"] or os.environ).items()},
@@ -113,8 +130,8 @@ def _can_be_a_copy(given: dict[str, Any]) -> bool:
     words: Any = given["args"]
     if isinstance(words, str | bytes):
         return False
-    first = [*map(os.fsdecode, words)][: len(_COMMAND)]
-    if first != _COMMAND and not _is_script(first):
+    decoded = [*map(os.fsdecode, words)]
+    if decoded[: len(_COMMAND)] != _COMMAND and decoded != _WORKER and not _is_script(decoded):
         return False
     variables = given["env"] if given["env"] is not None else os.environ
     changed = {name for name in variables if name.startswith("PYTHON") and variables[name] != os.environ.get(name)}
@@ -138,11 +155,18 @@ def heed_hangups() -> None:
 
 def main() -> None:
     """Import what servers need, then make copies until the other end is closed."""
+    number, *rest = sys.argv[1:]
     for name in _MODULES:
         __import__(name)
+    for name in _MODULES_OF_WORKERS if rest else ():
+        with suppress(ImportError):
+            __import__(name)
     gc.collect()
     gc.freeze()
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    _make_copies(socket.socket(fileno=int(number)))
+
+
+def _make_copies(orders: socket.socket) -> None:
     while True:
         data, ancillary, _, _ = orders.recvmsg(_REQUEST_BYTES, socket.CMSG_SPACE(64 * 4))
         if not data:
@@ -188,13 +212,33 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order["variables"])
     del sys.path[0]  # the folder of this file
-    if script := order["script"]:
+    if order["is_worker"]:
+        _become_worker()
+    elif script := order["script"]:
         sys.argv = [script, *order["arguments"]]
         sys.path.insert(0, str(Path(script).parent))
         runpy.run_path(script, run_name="__main__")
     else:
         sys.argv = ["belljar", *order["arguments"]]
         runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+
+
+def _become_worker() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        # The pipes are the worker's: the controller must see when it ends.
+        with Path(os.devnull).open("r+b") as nothing:
+            for number in (0, 1):
+                os.dup2(nothing.fileno(), number)
+        return _make_copies(theirs)
+    theirs.close()
+    os.environ[_SOCKET] = str(ours.detach())
+    sys.argv = ["-c"]
+    sys.path.insert(0, "")
+    sys.modules["__main__"] = main_module = ModuleType("__main__")
+    exec(_WORKER[-1], vars(main_module))
+    return None
 
 
 if __name__ == "__main__":
