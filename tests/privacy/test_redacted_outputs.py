@@ -1,6 +1,7 @@
 """What executions say, redacted: in pieces, in all forms, and in sessions as users have them."""
 
 import base64
+import os
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -40,7 +41,7 @@ def shown(screen: RedactionScreen, *events: Event) -> list[Event]:
     return [*(passed for event in events for passed in screen.screen(event)), *screen.flush()]
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40 if os.environ.get("BELLJAR_LONG") else 12, deadline=None, database=None)
 @given(mixed_texts(), st.lists(st.integers(1, 30), max_size=30))
 def test_pieces_of_a_stream_show_what_the_whole_would(mixed: tuple[str, list[str]], sizes: list[int]) -> None:
     text, values = mixed
