@@ -16,7 +16,7 @@ from belljar.environments.managed import Recipe, compile_packages, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex, add_support
 from shared_certificates import with_shared_certificates
-from shared_environment import prepared_environment, settings_with, with_shared_inspection
+from shared_environment import UNCHANGING, prepared_environment, settings_with, with_shared_inspection
 from warm_processes import with_warm_processes
 
 # A shell starts what runs in the background with interrupts ignored, and every process of the tests would be, too.
@@ -275,6 +275,7 @@ def small_environment(indexed: IndexedPackages, tmp_path_factory: pytest.TempPat
         python = anyio.run(partial(prepare, settings_with(data_directory=folder), recipe))
     environment = describe("small", inspect_interpreter(python))
     anyio.run(compile_packages, environment.prefix)
+    UNCHANGING.append(environment.prefix)
     return environment
 
 

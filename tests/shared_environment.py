@@ -24,6 +24,10 @@ _KEPT = os.environ.get("BELLJAR_TEST_DATA")
 FOLDER = Path(_KEPT) if _KEPT else platformdirs.user_cache_path("belljar") / "tests"
 
 
+UNCHANGING = [FOLDER / "environments"]
+"""Folders of environments that no test changes."""
+
+
 def settings_with(**flags: object) -> Settings:
     return load_settings(flags)
 
@@ -48,20 +52,22 @@ def share_support(data: Path) -> None:
 
 @contextmanager
 def with_shared_inspection() -> Generator[None]:
-    """Look at the shared environment once, and not for every engine, until the block ends.
+    """Look at environments that nobody changes once, and not for every engine, until the block ends.
 
-    Nobody changes it. Starting its interpreter to ask it what it is takes a seventh of a second of a processor, and
-    reading which packages it has a sixteenth.
+    Starting an interpreter to ask what it is takes a seventh of a second of a processor, and reading which packages it
+    has a sixteenth.
     """
     usual, answers = base.run_briefly, dict[tuple[str, ...], tuple[int, str, str]]()
-    folder = FOLDER / "environments"
+
+    def is_unchanging(path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in UNCHANGING)
 
     def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
         key = tuple(command)
         if key in answers:
             return answers[key]
         answer = usual(command, timeout_s)
-        if answer[0] == 0 and command[1:3] == ["-I", "-c"] and Path(command[0]).is_relative_to(folder):
+        if answer[0] == 0 and command[1:3] == ["-I", "-c"] and is_unchanging(Path(command[0])):
             answers[key] = answer
         return answer
 
@@ -69,7 +75,7 @@ def with_shared_inspection() -> Generator[None]:
     read, found = listing.func, dict[Path, dict[str, Distribution]]()
 
     def distributions(packages: PackageFolder) -> dict[str, Distribution]:
-        if not packages.is_trusted or not packages.directory.is_relative_to(folder):
+        if not packages.is_trusted or not is_unchanging(packages.directory):
             return read(packages)
         if packages.directory not in found:
             found[packages.directory] = read(packages)
