@@ -156,6 +156,7 @@ def heed_hangups() -> None:
 def main() -> None:
     """Import what servers need, then make copies until the other end is closed."""
     number, *rest = sys.argv[1:]
+    del sys.path[0]  # the folder of this file
     for name in _MODULES:
         __import__(name)
     for name in _MODULES_OF_WORKERS if rest else ():
@@ -167,6 +168,7 @@ def main() -> None:
 
 
 def _make_copies(orders: socket.socket) -> None:
+    """Make copies as they are ordered, until nobody orders any more; return in a copy, too, when it has ended."""
     while True:
         data, ancillary, _, _ = orders.recvmsg(_REQUEST_BYTES, socket.CMSG_SPACE(64 * 4))
         if not data:
@@ -211,7 +213,6 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["variables"])
-    del sys.path[0]  # the folder of this file
     if order["is_worker"]:
         _become_worker()
     elif script := order["script"]:
@@ -224,6 +225,7 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _become_worker() -> None:
+    """Leave a copy behind that makes the copies this worker orders, and go on as execnet says."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
