@@ -90,7 +90,6 @@ LONGEST = [
 LONG = frozenset(
     {
         "test_api_description.py",
-        "test_app_in_browser.py",
         "test_azure_clients.py",
         "test_azure_kit.py",
         "test_browser_forms.py",
@@ -169,8 +168,10 @@ LONG_TESTS = frozenset(
         "test_ten_thousand_lines_are_told_by_their_end_and_read_in_pages",
         "test_the_default_environment_has_what_sessions_are_promised",
         "test_the_scripts_of_the_console_have_sound_types",
+        "test_the_view_opens_the_session_in_the_console_where_the_server_has_one",
         "test_those_that_no_setting_names_any_more_can_be_removed",
         "test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both",
+        "test_what_has_no_cells_is_told_in_words",
         "test_what_is_taken_to_fit_fits",
         "test_whatever_ipython_would_run_is_seen_or_refused",
     }
