@@ -9,7 +9,7 @@ from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
-from cells import ForkingPlace, Place, run
+from cells import Place, run
 from sandboxes.escape_attempts import FORGER, SPIN
 from waiting import until
 
@@ -38,8 +38,8 @@ def forged(type_: str, **fields: object) -> str:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-async def test_a_message_that_is_not_due_ends_the_kernel_that_sent_it(forking_place: ForkingPlace, kind: str) -> None:
-    async with forking_place.open("ipython", kind) as kernel:
+async def test_a_message_that_is_not_due_ends_the_kernel_that_sent_it(process_place: Place, kind: str) -> None:
+    async with process_place.open("ipython") as kernel:
         with pytest.raises(KernelDied, match="so its process was ended"):
             await run(kernel, FORGER + forged(kind, **REFUSED[kind]) + SPIN)
         with pytest.raises(KernelDied):
