@@ -258,7 +258,7 @@ async def open_forking_place(environment: Environment, folder: Path, /, **flags:
 async def open_place(name: str, environment: Environment, folder: Path) -> AsyncIterator[Place]:
     """Behind the provider of that name; `forked` is the default one with kernels that are forked."""
     if name == "forked":
-        async with open_forking_place(environment, folder) as place:
+        async with open_forking_place(environment, folder, preload=[]) as place:
             yield place
     else:
         yield Place(usable(name), environment, folder)

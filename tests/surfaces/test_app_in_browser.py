@@ -102,8 +102,8 @@ async def caller(runtime: Runtime) -> AsyncGenerator[Caller]:
         yield caller
 
 
-@pytest.fixture
-async def browser() -> AsyncGenerator[Any]:
+@pytest.fixture(scope="module")
+async def browser(anyio_backend: str) -> AsyncGenerator[Any]:
     chromium = shutil.which("chromium") or pytest.skip("there is no chromium here")
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
