@@ -5,7 +5,8 @@ displays and results, tracebacks without colours; the figures of the single case
 kernel's messages say, as simple bridges pass it on: also HTML, Markdown, LaTeX, SVG and JSON, and colours. Pictures are
 left out on both sides, because they cost the same. Ours is the text block of the answer, its last line included. That
 nothing is lost is checked: each case names the words that a model needs, and they have to be there. Each case runs in a
-session that `new_session` made. What the first result of a session adds, its id and two sentences, is a figure of its own.
+session that `new_session` made; what the first result of a session adds, its id and two sentences, is a figure of its
+own.
 
 Also the tokens of `tools/list`, which every conversation pays before its first call.
 """
