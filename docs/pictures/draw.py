@@ -30,7 +30,7 @@ CALLS = [
     "!cat /etc/shadow",
     "del sales, pd",
 ]
-_IDS = re.compile(r"(session_id: |Session )?[0-9a-f]{32}")
+_IDS = re.compile(r"(session_id: |Session )?\b[a-z]{17}\b")
 """Ids are others at each run: these are drawn as the same two."""
 
 
