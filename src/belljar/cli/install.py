@@ -80,7 +80,7 @@ def command(
         _write(client, target, name, entry)
         return
     _print_snippet(client, name, entry)
-    _note(f"This belongs into {target}; --write puts it there.")
+    _note(f"This belongs in {target}; --write puts it there.")
 
 
 def _write(client: Client, target: Path, name: str, entry: ServerEntry) -> None:
