@@ -113,11 +113,12 @@ def text_of(
 
     `media` has the URIs of the pictures and sounds that follow the text as blocks.
     """
-    parts = [short_warnings(_shown_in_order(result, media))]
+    printed = _shown_in_order(result, media)
+    parts = [short_warnings(printed) if result.stderr else printed]
     if result.result is not None:
         parts.append(_result_text(result.execution_count, result.result))
     parts += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
-    traceback = "\n".join(_shown(short_traceback(result.traceback)))
+    traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
     parts.append(traceback)
     if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
         parts.append(f"Error: {error}")
