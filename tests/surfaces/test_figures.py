@@ -33,10 +33,10 @@ async def runtime(
 
 async def shown(caller: Caller, code: str, session_id: str) -> tuple[CallToolResult, ExecutionResult]:
     """The answer with its blocks, and the same result as fields."""
-    answer = await caller.call("execute_code", code=code, session_id=session_id)
+    arguments = {"code": code, "session_id": session_id}
+    answer = await caller.client.call_tool("execute_code", arguments, meta={"belljar/structured": "always"})
     assert not answer.is_error, text_of(answer)
-    execution_id = text_of(answer).partition("execution_id: ")[2].partition("]")[0]
-    return answer, await caller.get(execution_id)
+    return answer, ExecutionResult.model_validate(answer.structured_content)
 
 
 def picture(data: str) -> Image.Image:

@@ -118,6 +118,10 @@ async def test_a_fork_can_go_back_to_before_an_execution(caller: Caller, session
     look = "import os\nx, open('f').read(), sorted(os.listdir())"
     assert (await caller.execute(look, session_in(answer))).result == "('early', 'early', ['f'])"
     assert (await caller.execute(look, session_id)).result == "('late', 'late', ['f', 'g'])"
+    answer = await caller.call("fork_session", session_id=session_id, at=2)  # the look above was the last
+    assert "as it was 2 executions ago" in text_of(answer)
+    assert (await caller.execute(look, session_in(answer))).result == "('early', 'early', ['f'])"
+    assert "cannot be taken back" in await caller.refusal("fork_session", session_id=session_id, at=99)
 
 
 async def test_random_numbers_go_on_alike_unless_others_are_asked_for(caller: Caller, session_id: str):

@@ -90,11 +90,11 @@ async def test_the_text_block_says_all_a_model_needs(caller: Caller, shared_sess
         "seen",
         "ValueError: no good",
         f"created deep.txt (text/plain, 1 bytes) kernel://{shared_session}/deep.txt",
-        "[error | ",
-        f"session_id: {shared_session}",
-        f"execution_id: {answer.structured_content['execution_id']}",
+        "\n\n[error]",
     ):
         assert part in text
+    again = await caller.call("get_execution", execution_id=answer.structured_content["execution_id"])
+    assert f"[error | session_id: {shared_session}]" in text_of(again), "who names no session is told it"
     assert isinstance(answer.content[0], TextContent)
     (link,) = links(answer)
     assert (link.uri, link.name, link.mime_type, link.size) == (
