@@ -115,6 +115,7 @@ LONG = frozenset(
         "test_kernel_suite.py",
         "test_message_sizes.py",
         "test_no_leaks.py",
+        "test_notifications.py",
         "test_oauth_issuer.py",
         "test_older_servers.py",
         "test_ordinary_user.py",

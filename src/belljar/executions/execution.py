@@ -260,8 +260,8 @@ class Execution:
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
             redact = self._session.redactor.redact_own_text if question.is_ours else self._session.redactor.redact_text
-            recorded = redact(question.message)
-            self._transcript.record(InputRequest(recorded))
+            recorded = question.recordable(redact)
+            self._transcript.record(InputRequest(recorded.message))
             # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.ask_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted, recorded=recorded)

@@ -150,6 +150,8 @@ class SessionFollower:
                 continue
             if change.kind == "execution" and change.state == "undone":
                 undone.append(change.execution_id)
+            if change.kind == "question":
+                yield Followed(kind="question", execution_id=change.execution_id, state=change.state)
             is_changed = True
             self._settled_at = time.monotonic() + _SETTLE_S
             is_gone = is_gone or (change.kind == "session" and change.state == "gone")

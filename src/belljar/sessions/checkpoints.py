@@ -252,7 +252,8 @@ class Checkpoints:
     @property
     def targets(self) -> list[str]:
         """Return the executions whose state before them can be restored, oldest first."""
-        return [kept.execution_id for kept in self._kept if kept.execution_id and self.holds(kept.execution_id)]
+        # As `holds` says, but each is looked at once.
+        return [one.execution_id for one in self._kept if one.execution_id and one.variables and one.copy.is_alive()]
 
     def are_of(self, kernel: ForkableKernel) -> bool:
         """Return whether a checkpoint that can still be restored is in this kernel's sandbox."""

@@ -35,6 +35,7 @@ from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spilled
+from belljar.toolbox.question_subjects import QuestionSubject, call_subject
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
 
@@ -89,7 +90,9 @@ class TurnQuestions:
     async def __call__(self, question: Question) -> QuestionReply:
         """Ask the person, and say which server asks."""
         message = visible(question.message, QUESTION_CHARS)
-        named = Question(f"{one_line(self._server, 100)} asks: {message}", question.schema, question.url)
+        server = one_line(self._server, 100)
+        about = QuestionSubject(asked_by="server", server=server)
+        named = Question(f"{server} asks: {message}", question.schema, question.url, about=about)
         reply = await self._turn.caller.ask(named) if self._turn.caller else None
         if reply is None:
             asked = one_line(self._redacted(message, QUESTION_CHARS), 300)
@@ -321,21 +324,28 @@ class Broker:
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
             in_console = self._guard.wants_console(verdict)
-            outcome, reason, by = await self._approved(turn, tool, arguments, verdict.reason, in_console=in_console)
+            about = call_subject(
+                tool.server,
+                tool.name,
+                arguments,
+                rule=verdict.rule,
+                reason=verdict.reason,
+                holds_for_session=self._guard.asks_once(verdict),
+            )
+            text = f"{approval_text(tool, arguments)}\n{verdict.reason}".strip()
+            question = Question(text, is_ours=True, in_console=in_console, about=about)
+            outcome, reason, by = await self._approved(turn, question, verdict.reason)
         self._guard.decided(tool.server, tool.name, verdict, outcome, by)
         if reason:
             raise CallRefused("refused", reason)
         return outcome == "approved"
 
-    async def _approved(
-        self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str, *, in_console: bool
-    ) -> tuple[str, str, str]:
+    async def _approved(self, turn: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
         """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
-        question = Question(f"{approval_text(tool, arguments)}\n{why}".strip(), is_ours=True, in_console=in_console)
         reply = await turn.caller.ask(question) if turn.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
-            way = "somebody at the server's inbox" if in_console else "a client that can ask (elicitation)"
+            way = "somebody at the server's inbox" if question.in_console else "a client that can ask (elicitation)"
             return "declined", f"{asked}. It takes {way}, or a policy that allows it", ""
         if reply.action != "accept":
             said = "the person was asked and did not allow it. Do without it, or ask what they want instead"
