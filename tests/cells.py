@@ -248,7 +248,7 @@ async def open_forking_place(environment: Environment, folder: Path, /, **flags:
     settings = shared_settings().model_copy(update=flags)
     starter = KernelStarter(settings, provider, folder)
     try:
-        await starter.is_warm(settings.environment)
+        await starter.wait_until_warm(settings.environment)
         yield ForkingPlace(provider, environment, folder, starter, settings.environment)
     finally:
         await starter.aclose()

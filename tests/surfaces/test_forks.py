@@ -36,7 +36,7 @@ async def runtime(
         async with opened_runtime(default_environment, folder, **FORKING, checkpoints=4) as runtime:
             if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
-            assert await runtime.starter.is_warm(runtime.settings.environment)
+            assert await runtime.starter.wait_until_warm(runtime.settings.environment)
             yield runtime
 
 
@@ -301,7 +301,7 @@ async def test_a_session_may_be_rewound_by_itself_when_it_dies(
         connected(runtime) as caller,
     ):
         # The copies of a session that started cold end with it.
-        assert await runtime.starter.is_warm(runtime.settings.environment)
+        assert await runtime.starter.wait_until_warm(runtime.settings.environment)
         session_id = (await caller.execute("x = 1\nopen('f', 'w').write('1')")).session_id
         for deadly in ("os._exit(1)", "os.kill(os.getpid(), 9)"):
             code = f"import os\nx = 2\nopen('f', 'w').write('2')\n{deadly}"

@@ -97,7 +97,7 @@ def app_client(runtime: Runtime, peer: tuple[str, int] = ("127.0.0.1", 40_000), 
 
 
 async def until_warm(runtime: Runtime) -> None:
-    if not await runtime.starter.is_warm(runtime.settings.environment):
+    if not await runtime.starter.wait_until_warm(runtime.settings.environment):
         pytest.skip("sessions cannot be forked here")
 
 
@@ -143,7 +143,7 @@ async def test_a_journal_that_is_locked_and_a_sandbox_that_does_not_work_are_rea
         def check(self) -> list[HostCheck]:
             return [HostCheck("glass", is_ok=False, detail="cracked at /private/place")]
 
-    await runtime.starter.is_warm(runtime.settings.environment)
+    await runtime.starter.wait_until_warm(runtime.settings.environment)
     journal = runtime.settings.data_directory / "journal.sqlite"
     runtime.sessions.journal.commit()
     with closing(sqlite3.connect(journal, isolation_level=None)) as other:
