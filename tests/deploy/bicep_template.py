@@ -119,6 +119,8 @@ class Template:
         for node in self.root.walk():
             if node.type == "ERROR":
                 self._complain(node, f"is no Bicep: {node.text[:60]!r}")
+        if self.complaints:
+            return self.complaints
         for declared in self.root.parts:
             if (name := _name_of(declared)) is not None:
                 self.names.add(name.text)
