@@ -129,7 +129,13 @@ def composed(image: str, folder: Path) -> Generator[tuple[str, Callable[..., str
         "ulimits": {"nofile": 4096, "nproc": 4096},
     }
     (folder / "here.yaml").write_text(json.dumps({"services": {"belljar": service}}))
-    command = [str(program / "bin/podman-compose"), f"--podman-args={' '.join(engine()[1:])}", "-p", f"belljar{port}"]
+    command = [
+        str(program / "bin/podman-compose"),
+        "--no-ansi",
+        f"--podman-args={' '.join(engine()[1:])}",
+        "-p",
+        f"belljar{port}",
+    ]
     command += ["-f", str(ROOT / "deploy/compose.yaml"), "-f", str(folder / "here.yaml")]
 
     def compose(*words: str) -> str:
