@@ -162,7 +162,7 @@ async def test_docker_compose_keeps_it_running_and_its_key_outlives_a_restart(im
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
             async with Client(streamable_http_client(url, http_client=http)) as client:
                 answer = await client.call_tool("execute_code", {"code": "kept = 42"})
-                session_id = (answer.structured_content or {})["session_id"]
+                session_id = str((answer.structured_content or {})["session_id"])
             compose("restart", "-t", "10")
             until_blocking(lambda: compose("logs", "belljar").count("serves MCP") == 2)
             assert compose("logs", "belljar").count(key) == 1
