@@ -13,8 +13,9 @@ from itertools import islice
 from belljar.answers import typed_prompt, values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.executions.execution import Execution, interrupt_all, make_cell
-from belljar.executions.file_changes import file_uri
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.working_folder import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import PAGED_LIMIT
 from belljar.handles import (
@@ -289,7 +290,7 @@ class LocalSession(SessionBase):
         """See `SessionHandle`."""
         return self._forked
 
-    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+    async def fork(self, *, at: str | int = "", reseed: bool = False) -> SessionHandle:
         """See `SessionHandle`."""
         _, forked = await self._runtime.sessions.fork(self._id, PRINCIPAL, at=at, reseed=reseed)
         return LocalSession(self._runtime, forked.session_id, self._family, forked)

@@ -28,6 +28,7 @@ BelljarError
     ├── UpstreamFailed        upstream-failed
     ├── PluginFailed          plugin-failed
     ├── PoolUnavailable       pool-unavailable
+    ├── IssuerUnreachable     issuer-unreachable
     └── KernelDied            kernel-died
 
 Code that raises inside a session is a result, not one of these. Surfaces turn these into MCP errors or HTTP
@@ -169,6 +170,12 @@ class TooLarge(LimitError):
 
 class EngineError(BelljarError):
     """Something of ours or of the host failed."""
+
+
+class IssuerUnreachable(EngineError):
+    """The OAuth issuer at which people sign in does not answer."""
+
+    code = "issuer-unreachable"
 
 
 class SandboxUnavailable(EngineError):

@@ -165,10 +165,15 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
     for frame in await page.locator("iframe").all():
         await frame.scroll_into_view_if_needed()
         await frame.content_frame.locator("table").first.wait_for()
+        await page.wait_for_timeout(500)  # until it has told its height
     await page.locator(".picture img").scroll_into_view_if_needed()
     await page.locator(".picture img").evaluate("image => image.decode()")
     await page.evaluate("() => scrollTo(0, 0)")
     await taken(page, folder / f"console-session-{scheme}.webp", end=page.locator(".cell").last)
+
+    await page.goto(f"{console}/sessions/{scene.analysis}/variables")
+    await page.locator("tbody tr").first.wait_for()
+    await taken(page, folder / f"console-variables-{scheme}.webp", end=page.locator("table"), least=0)
 
     await page.goto(f"{console}/inbox")
     await page.locator(".question").nth(1).wait_for()
@@ -180,7 +185,7 @@ async def photograph(scene: Scene, browser: Browser, scheme: str, folder: Path) 
     await context.close()
 
 
-async def taken(page: Page, path: Path, *, end: Locator) -> None:
+async def taken(page: Page, path: Path, *, end: Locator, least: int = 640) -> None:
     """Take the page from its top to the end of an element, as WebP of a size that a README may load."""
     await page.mouse.move(0, 0)
     box = await end.bounding_box()
@@ -188,7 +193,7 @@ async def taken(page: Page, path: Path, *, end: Locator) -> None:
     bottom = box["y"] + box["height"] + await page.evaluate("() => scrollY") + 18
     # The picture is of the whole page, and so needs a window of its height: what is outside is not painted.
     # A list that follows its end has its first lines above the window.
-    await page.set_viewport_size({"width": WIDTH, "height": max(int(bottom), 640)})
+    await page.set_viewport_size({"width": WIDTH, "height": max(int(bottom), least)})
     await page.evaluate("() => { scrollTo(0, 0); document.querySelector('.floating')?.remove(); }")
     picture = Image.open(io.BytesIO(await page.screenshot()))
     for quality in (88, 80, 70, 60, 50):

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from calls import held, until_said
+from calls import FORKS, held, until_said
 from consoles import Place, events, opened_place
 
 from belljar.console import templating
 from belljar.console.app import PATHS, console_app
 from belljar.console.forms import fields_of
+from belljar.console.frames import _follows_theme
+from belljar.console.serving import ServedConsole
 from belljar.environments import Environment
 from belljar.settings import hash_key
 from belljar.surfaces.auth.browser import BrowserSignIn, WrongGuesses
@@ -32,6 +34,7 @@ async def place(
         default_environment,
         tmp_path_factory.mktemp("console"),
         api_keys=[f"alice:sha256:{hash_key(ALICE)}", f"bob:sha256:{hash_key(BOB)}"],
+        **FORKS,
     ) as opened:
         yield opened
 
@@ -49,27 +52,6 @@ async def ran(place: Place) -> dict[str, str]:
         first.session_id,
     )
     return {"session": first.session_id, "first": first.execution_id, "table": table.execution_id}
-
-
-def every_route(place: Place) -> list[tuple[str, str]]:
-    """Every method and path of the app, by introspection."""
-    guard = place.console.apps[PATHS[0]]
-    routes = guard._app.routes  # pyright: ignore[reportAttributeAccessIssue]
-    return [(method, re.sub(r"\{\w+(:path)?\}", "x", route.path)) for route in routes for method in route.methods]
-
-
-async def test_every_route_refuses_those_who_are_not_signed_in(place: Place) -> None:
-    routes = every_route(place)
-    assert len(routes) > 40
-    async with place.browser() as browser:
-        for method, path in routes:
-            answer = await browser.request(method, path)
-            if path == "/console/enter" or path.startswith("/console/static/"):
-                continue
-            is_page = path.startswith("/console") and method in ("GET", "HEAD") and path != "/console/stream"
-            assert answer.status_code == (303 if is_page else 401), (method, path)
-            if is_page:
-                assert answer.headers["location"].startswith("/console/enter?next=")
 
 
 async def test_a_cookie_does_not_work_from_another_origin(place: Place) -> None:
@@ -111,46 +93,6 @@ async def test_a_next_page_is_one_of_ours(place: Place) -> None:
             assert answer.headers["location"] == "/console", wanted
         answer = await browser.post("/console/enter", data={"key": ALICE, "next": "/console/sessions/a"})
         assert answer.headers["location"] == "/console/sessions/a"
-
-
-def without(text: str, ids: dict[str, str]) -> str:
-    for value in ids.values():
-        text = text.replace(value, "ID")
-    return text
-
-
-async def test_others_sessions_are_answered_as_unknown_ones(place: Place, ran: dict[str, str]) -> None:
-    """The agent is `local`; Bob has a session of his own and sees no other."""
-    paths = [
-        "/api/v1/sessions/{session}",
-        "/api/v1/sessions/{session}/executions",
-        "/api/v1/sessions/{session}/files",
-        "/api/v1/sessions/{session}/events",
-        "/api/v1/sessions/{session}/notebook.ipynb",
-        "/api/v1/executions/{first}",
-        "/api/v1/executions/{first}/events",
-        "/api/v1/executions/{first}/lines",
-        "/api/v1/executions/{first}/calls",
-        "/api/v1/executions/{first}/displays/1.png",
-        "/console/sessions/{session}",
-        "/console/sessions/{session}/files",
-        "/console/sessions/{session}/timeline",
-        "/console/sessions/{session}/cells",
-        "/console/executions/{first}",
-        "/console/stream?page=session:{session}",
-        "/frames/{first}/1.html",
-    ]
-    unknown = dict.fromkeys(ran, "0" * 32)
-    async with place.person(BOB) as bob:
-        for path in paths:
-            foreign, missing = await bob.get(path.format(**ran)), await bob.get(path.format(**unknown))
-            assert (foreign.status_code, missing.status_code) == (404, 404), path
-            assert without(foreign.text, ran) == without(missing.text, unknown), path
-        for method, path in [("DELETE", ""), ("POST", "/interrupt"), ("POST", "/fork"), ("PUT", "/files/a")]:
-            answer = await bob.request(method, f"/api/v1/sessions/{ran['session']}{path}")
-            assert answer.status_code == 404, path
-        assert ran["session"] not in (await bob.get("/console")).text
-        assert (await bob.get("/api/v1/sessions")).json() == {"items": [], "next": None}
 
 
 async def test_scripts_use_keys(place: Place) -> None:
@@ -351,6 +293,22 @@ async def test_looking_does_not_use_a_session(place: Place) -> None:
     assert session.lease.used_at == used_at
 
 
+async def test_the_health_page_changes_while_it_is_open(place: Place) -> None:
+    async with place.operator() as browser, events(browser, "/console/stream?page=health") as happened:
+        first = (await anext(happened))["data"]
+        assert (first["do"], first["target"]) == ("replace", "health")
+        assert "Limits of a session" in first["html"]
+        await place.agent.new_session()
+        # Nothing but a question wakes it before its time: what it shows is looked at every few seconds.
+        await until(lambda: place.runtime.sessions.inbox.may_ask("local"))
+        asking = await place.agent.execute("input('?')", wait_s=0)
+        async for event in happened:
+            if event["data"]["do"] == "replace":
+                assert event["data"]["html"] != first["html"]
+                break
+        await place.agent.call("interrupt_execution", execution_id=asking.execution_id)
+
+
 async def test_the_list_changes_while_it_is_open(place: Place) -> None:
     async with place.operator() as browser, events(browser, "/console/stream?page=sessions") as happened:
         session_id = await place.agent.new_session()
@@ -463,6 +421,13 @@ async def test_cookies_are_for_https_where_the_public_address_is(place: Place) -
         assert "Secure" not in cookie
 
 
+def test_links_have_the_name_that_people_reach_the_server_by() -> None:
+    console = ServedConsole(BrowserSignIn(), url="http://127.0.0.1:8000")
+    assert console.link().link.startswith("http://127.0.0.1:8000/console/enter#")
+    console.public_url = "http://belljar.localhost:8000"
+    assert console.link().link.startswith("http://belljar.localhost:8000/console/enter#")
+
+
 async def test_the_other_pages_show_what_there_is(place: Place, ran: dict[str, str]) -> None:
     async with place.operator() as browser:
         made = await browser.post("/console/sessions/new", data={"reason": HOSTILE})
@@ -496,6 +461,28 @@ def test_templates_mark_nothing_safe_and_scripts_parse_no_text_into_the_page() -
         text = path.read_text()
         for word in unsafe:
             assert word not in text, (path.name, word)
+
+
+@pytest.mark.parametrize(
+    ("html", "follows"),
+    [
+        (
+            "<style scoped>.dataframe tr th { vertical-align: top; }</style><table border=1><tr><td>7</table>",
+            True,
+        ),
+        ("<table><tr><th>color</th><td>background: red</td></tr></table>", True),
+        ("<h1>Title</h1><pre>text", True),
+        ("<style>@media (prefers-color-scheme: dark) { p { color: white } }</style><p>both", True),
+        ("<style>td { background-color: yellow }</style><table><tr><td>7</table>", False),
+        ('<td style="color: #000">7', False),
+        ("<table bgcolor=white><tr><td>7</table>", False),
+        ("<svg><rect/></svg>", False),
+        ("<IMG src=data:,>", False),
+        ("x" * 4_000_001, False),
+    ],
+)
+def test_what_brings_no_colours_follows_the_theme(html: str, follows: bool) -> None:
+    assert _follows_theme(html) is follows
 
 
 def test_choices_with_titles_are_a_list_to_choose_from() -> None:

@@ -218,6 +218,7 @@ async def test_streams_that_end_make_room_for_others_and_too_many_are_refused(pl
             await until(lambda: len(opened) == 20)
             refused = await browser.get("/api/v1/events")
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too-many-streams")
+            assert refused.headers["retry-after"] == "10"
             assert opened == [200] * 20
             tasks.cancel_scope.cancel()
 

@@ -68,7 +68,8 @@ async def test_a_hostile_name_is_text_on_every_page(place: Place, chromium: Brow
         await expect(page.get_by_text("<script>alert(1)</script>").first).to_be_visible()
         assert await page.locator("main img[src=x], main script").count() == 0
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b]", await page.content())
-        assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b]", await page.title())
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\x1b]", await page.title())
+        assert "\u200b" not in await page.locator("h1, .session-link").first.inner_text()
     assert alarms == []
     await page.context.close()
 

@@ -55,6 +55,8 @@ async def place(
             ask_in_console="always",
             api_keys=[f"alice:sha256:{hash_key(KEY)}"],
         ) as opened:
+            # A session that starts before there is anything to fork has no states to go back to.
+            await until(lambda: opened.runtime.preparation.zygote == "warm")
             yield opened
 
 
@@ -205,11 +207,30 @@ async def test_the_whole_story_by_keyboard_alone(place: Place, chromium: Browser
     await keyboard.type("Olga")
     await keyboard.press("Enter")
     await expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+    await keyboard.press("g")
     await keyboard.press("s")
     await page.wait_for_url("**/console")
     await tab_to(page, f"#session-{session} a")
     await keyboard.press("Enter")
     await expect(page.locator(".cell").last.locator(".outputs")).to_contain_text("hello Olga")
+    # What the policy asks, and a client without a way to ask could not
+    await keyboard.press("r")
+    await keyboard.type("import os; print('in', bool(os.getcwd()))")
+    await keyboard.press("Control+Enter")
+    await expect(page.locator("#waiting")).to_contain_text("1")
+    await tab_to(page, "#session-state a.asks")
+    await keyboard.press("Enter")
+    await page.wait_for_url("**/inbox")
+    await expect(page.locator(".question .marked")).to_contain_text("os.getcwd()")
+    await tab_to(page, ".question button[value=accept]")
+    await keyboard.press("Enter")
+    await expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+    await keyboard.press("g")
+    await keyboard.press("s")
+    await page.wait_for_url("**/console")
+    await tab_to(page, f"#session-{session} a")
+    await keyboard.press("Enter")
+    await expect(page.locator(".cell").last.locator(".outputs")).to_contain_text("in True")
     # Cells by j and k, help by ?, and back out of it
     await keyboard.press("j")
     assert await page.evaluate("() => document.activeElement.matches('.cell')")

@@ -152,3 +152,24 @@ async def test_a_flow_of_another_browser_and_a_token_for_somebody_else_are_refus
         foreign = await one.get("/console/oauth/callback", params={**query, "iss": "https://evil.example"})
         assert foreign.status_code == 400
         assert (await one.get("/console")).status_code == 303
+
+
+async def test_an_issuer_that_is_away_gives_a_page_that_says_what_to_do(
+    place: Place, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.browser() as browser:
+        query = await begun(browser, issuer)
+        # It goes away before the code is exchanged, and then altogether.
+        for path, away in [
+            ("/console/oauth/callback", {"token_endpoint": "http://127.0.0.1:1/token"}),
+            ("/console/oauth/begin", {"issuer": "http://127.0.0.1:1"}),
+        ]:
+            known = issuer.metadata()
+            monkeypatch.setattr(issuer, "metadata", lambda known=known, away=away: {**known, **away})
+            answer = await browser.get(path, params=query)
+            assert answer.status_code == 502, answer.text
+            assert f"The issuer {issuer.url} cannot be reached" in answer.text
+            assert "tell who runs this server: the setting oauth_issuer" in answer.text
+            assert 'href="/console/enter"' in answer.text
+            monkeypatch.undo()
+        assert (await browser.get("/console")).status_code == 303

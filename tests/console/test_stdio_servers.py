@@ -43,6 +43,14 @@ def console_process(folder: Path) -> Generator[str]:
 async def test_one_console_shows_the_sessions_of_all_servers(default_environment: Environment, tmp_path: Path) -> None:
     server = stdio_server(default_environment, tmp_path, **COLD)
     async with Client(server) as one, Client(server) as other:
+        # Without links there is no way in to a console that has neither keys nor an issuer.
+        refused = subprocess.run(
+            [sys.executable, "-m", "belljar", "console", "--no-open", "--data-directory", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**variables(tmp_path), "BELLJAR_CONSOLE_LINK": "false"},
+        )
+        assert (refused.returncode, "console_link is off" in refused.stderr) == (2, True), refused.stderr
         first = await Caller(one).execute("print('from one')")
         second = await Caller(other).execute("print('from the other')")
         with console_process(tmp_path) as link:

@@ -1,5 +1,6 @@
 """Output rules: what callers see of streams that arrive in pieces, and of everything else."""
 
+import base64
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from belljar.policy.output_filter import MOST_LINE_CHARS, FilterScreen
 from belljar.policy.rules import OutputRule
 
 KEY = "sk-abcdefgh12345678"
+PICTURE = base64.b64encode(b"\x89PNG\xff\x00").decode()
 RULES: list[dict[str, Any]] = [{"pattern": "sk-[a-z0-9]{8,}", "replace": "\\0[key]"}, {"text": "Projekt Ü"}]
 
 
@@ -74,7 +76,7 @@ def test_a_value_at_every_place_around_the_cut_is_replaced() -> None:
 def test_results_displays_errors_and_questions_are_changed_too() -> None:
     seen = shown(
         screen(),
-        ExecuteResult({"text/plain": repr(KEY), "image/png": KEY, "application/json": {KEY: [KEY, 1, None]}}),
+        ExecuteResult({"text/plain": repr(KEY), "image/png": PICTURE, "application/json": {KEY: [KEY, 1, None]}}),
         DisplayData({"text/html": f"<b>{KEY}</b>"}),
         Raised("ValueError", KEY, ["Traceback", f"ValueError: {KEY}"]),
         InputRequest(f"{KEY}? "),
@@ -83,7 +85,7 @@ def test_results_displays_errors_and_questions_are_changed_too() -> None:
         ExecuteResult(
             {
                 "text/plain": "'\\0[key]'",
-                "image/png": KEY,
+                "image/png": PICTURE,
                 "application/json": {"\\0[key]": ["\\0[key]", 1, None]},
             }
         ),
@@ -91,6 +93,21 @@ def test_results_displays_errors_and_questions_are_changed_too() -> None:
         Raised("ValueError", "\\0[key]", ["Traceback", "ValueError: \\0[key]"]),
         InputRequest("\\0[key]? "),
     ]
+
+
+@pytest.mark.parametrize("mime", ["image/png", "application/zip", "application/pdf", "font/woff"])
+def test_a_text_with_a_binary_type_is_changed_too(mime: str) -> None:
+    """Code may give any text any type; what is no base64 is shown as text, and base64 of a text can be read."""
+    (plain,) = shown(screen(), DisplayData({mime: f"the key is {KEY}"}))
+    assert plain == DisplayData({mime: "the key is \\0[key]"})
+    (encoded,) = shown(screen(), DisplayData({mime: base64.b64encode(KEY.encode()).decode()}))
+    assert encoded == DisplayData({mime: base64.b64encode(b"\\0[key]").decode()})
+
+
+def test_pictures_pass_and_a_media_type_tells_nothing() -> None:
+    assert shown(screen(), DisplayData({"image/png": PICTURE})) == [DisplayData({"image/png": PICTURE})]
+    (named,) = shown(screen(), DisplayData({f"text/{KEY}": "x"}))
+    assert named == DisplayData({"text/\\0[key]": "x"})
 
 
 def test_what_widgets_say_is_changed_too_and_withheld_with_the_rest() -> None:

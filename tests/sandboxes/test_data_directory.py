@@ -109,6 +109,7 @@ async def opened(data: Path, python: Path, sandbox: str, **chosen: Any) -> Async
         "sandbox": sandbox,
         "workspace": "on",
         "log_level": "ERROR",
+        "preload": [],
         **image,
         **chosen,
     }

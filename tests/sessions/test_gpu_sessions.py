@@ -10,7 +10,7 @@ from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
 from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.fd_walk import remove_tree
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
@@ -68,7 +68,7 @@ def library() -> Library:
 
 @pytest.fixture
 async def runtime(shared: Runtime, library: Library) -> AsyncGenerator[Runtime]:
-    await shared.starter.is_warm(shared.settings.environment)
+    await shared.starter.wait_until_warm(shared.settings.environment)
     shared.starter.gpus.monitor = GpuMonitor(library)
     yield shared
     for session in shared.sessions.of(OWNER):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import open_runtime
 from belljar.sessions import checkpoints
 from belljar.sessions.checkpoints import Checkpoint

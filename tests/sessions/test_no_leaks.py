@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints
@@ -138,7 +138,7 @@ async def is_warm(runtime: Runtime) -> bool:
     gap = getattr(runtime.provider, "nesting_gap", lambda: "the sandbox is not namespace")()
     if gap:
         pytest.skip(f"sessions cannot be forked here: {gap}")
-    return await runtime.starter.is_warm(runtime.settings.environment)
+    return await runtime.starter.wait_until_warm(runtime.settings.environment)
 
 
 async def ran(session: Session, code: str) -> str:

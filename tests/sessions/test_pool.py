@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session
 from belljar.settings import Settings

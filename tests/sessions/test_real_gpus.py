@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
@@ -53,7 +53,7 @@ async def runtime() -> AsyncGenerator[Runtime]:
             max_open_files=4_096,
         )
         async with open_runtime(settings) as runtime:
-            assert await runtime.starter.is_warm(PYTHON)
+            assert await runtime.starter.wait_until_warm(PYTHON)
             yield runtime
 
 

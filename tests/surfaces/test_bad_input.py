@@ -300,7 +300,7 @@ async def test_a_flood_of_new_sessions_is_held_back(default_environment: Environ
 
 async def test_looking_while_cells_speak_breaks_nothing(runtime: Runtime, caller: Caller, shared_session: str):
     running = await caller.execute(
-        "import sys\nfor i in range(60_000): print(i); print(i, file=sys.stderr)", shared_session, wait_s=0
+        "import sys\nfor i in range(20_000): print(i); print(i, file=sys.stderr)", shared_session, wait_s=0
     )
 
     async def look() -> None:

@@ -9,7 +9,7 @@ from calls import Caller, connected, opened_runtime, text_of
 from keep_alive_servers import kept_directory
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime
 from waiting import until
 

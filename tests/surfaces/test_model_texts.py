@@ -8,7 +8,7 @@ from calls import Caller, text_of
 from belljar.models import ExecutionResult
 from belljar.surfaces.content import text_of as text_of_result
 from belljar.surfaces.next_calls import next_call
-from belljar.surfaces.tool_listing import small_schema
+from belljar.surfaces.tools_list import small_schema
 
 anyio = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from mcp.types import INVALID_PARAMS
 from tool_cells import awkward
 
 from belljar.environments import Environment
-from serving_process import COLD, http_server, serve_over_http
+from serving_process import http_server, serve_over_http
 from skill_clients import ask, listed
 
 KEYS = {"ada": "a" * 40, "bob": "b" * 40}
@@ -37,7 +37,6 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
         "BELLJAR_POOL_SIZE": "0",
         "BELLJAR_MAX_CONNECTIONS": str(CONNECTIONS),
         "BELLJAR_WORKSPACE": "on",
-        **COLD,
     }
     with http_server(serve_over_http(default_environment), folder, **variables) as (url, _):
         yield url

@@ -90,11 +90,11 @@ async def test_the_text_block_says_all_a_model_needs(caller: Caller, shared_sess
         "seen",
         "ValueError: no good",
         f"created deep.txt (text/plain, 1 bytes) kernel://{shared_session}/deep.txt",
-        "[error | ",
-        f"session_id: {shared_session}",
-        f"execution_id: {answer.structured_content['execution_id']}",
+        "\n\n[error]",
     ):
         assert part in text
+    again = await caller.call("get_execution", execution_id=answer.structured_content["execution_id"])
+    assert f"[error | session_id: {shared_session}]" in text_of(again), "who names no session is told it"
     assert isinstance(answer.content[0], TextContent)
     (link,) = links(answer)
     assert (link.uri, link.name, link.mime_type, link.size) == (
@@ -273,7 +273,7 @@ async def test_a_result_that_is_too_long_is_cut_and_the_whole_linked(caller: Cal
         "raise ExceptionGroup('many', [ValueError('v' * 5_000) for _ in range(300)])",
         "print('\\x00' * 3_000_000)",
         "for i in range(300): open(f'{i:03}' + 'n' * 200, 'w')",
-        "import sys\nfor i in range(200_000): print('o'); print('e', file=sys.stderr)",
+        "import sys\nfor i in range(50_000): print('o'); print('e', file=sys.stderr)",
     ],
     ids=["repr", "plain-forms", "forms", "recursion", "message", "group", "controls", "files", "turns"],
 )
@@ -301,7 +301,7 @@ async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: E
         opened_runtime(default_environment, tmp_path, output_cap_bytes=100_000) as runtime,
         connected(runtime) as caller,
     ):
-        result = await caller.execute("for i in range(100_000): print(i)\n'done'")
+        result = await caller.execute("for i in range(30_000): print(i)\n'done'")
         assert (result.status, result.result) == ("ok", "'done'")
         whole = await caller.read_text(f"execution://{result.execution_id}/output")
         assert "[belljar: output past 100,000 bytes is not kept; the cell goes on]" in whole

@@ -136,6 +136,9 @@ class Asking:
     def judge(self, server: str, tool: str, arguments: Any, *, read_only: bool, destructive: bool) -> Verdict:
         return Verdict("ask", "it costs money", "tools.0")
 
+    def asks_once(self, verdict: Verdict) -> bool:
+        return False
+
     def wants_console(self, verdict: Verdict) -> bool:
         return False
 

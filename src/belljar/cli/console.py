@@ -17,7 +17,7 @@ import typer
 from belljar import ipc
 from belljar.attachments.messages import ConsoleLink, ConsoleRequest
 from belljar.control import MAX_MESSAGE_BYTES, PATIENCE_S, server_sockets
-from belljar.errors import EngineError
+from belljar.errors import EngineError, SettingsError
 from belljar.settings import Settings, load_settings
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -49,6 +49,11 @@ async def _open(settings: Settings, *, opens: bool) -> None:
         raise EngineError(
             f"no running server uses {settings.data_directory}",
             hint="Start one with `belljar serve`, or name its data directory with --data-directory",
+        )
+    if not settings.console_link:
+        raise SettingsError(
+            "the setting console_link is off, and without links nobody can sign in to a console of servers on stdio",
+            hint="Serve with `belljar serve --http ADDRESS` and api_keys, and sign in with a key",
         )
     await _serve(settings, opens=opens)
 

@@ -101,9 +101,7 @@ def resume_command(
 
 def answer_command(
     run: Run,
-    values: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE...", help="The fields of the answer.")
-    ] = None,
+    values: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="The fields of the answer.")] = None,
     step: Annotated[str, typer.Option(help="The step whose question is meant, if there are several.")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="Say no.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,

@@ -36,10 +36,20 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def console_app(
-    monitor: Monitor, sign_in: BrowserSignIn, settings: Settings, *, address: str = "", flow: CodeFlow | None = None
+    monitor: Monitor,
+    sign_in: BrowserSignIn,
+    settings: Settings,
+    *,
+    serves_mcp: bool = True,
+    flow: CodeFlow | None = None,
 ) -> ASGIApp:
-    """Return the app for all of `PATHS`; it asks for credentials itself."""
-    pages = Pages(monitor, address=address, allows_scripts=settings.console_scripts == "ask")
+    """Return the app for all of `PATHS`; it asks for credentials itself. `serves_mcp`: whether clients connect here."""
+    pages = Pages(
+        monitor,
+        address=settings.public_url.rstrip("/"),
+        serves_mcp=serves_mcp,
+        allows_scripts=settings.console_scripts == "ask",
+    )
     variables = VariablePages(monitor, pages.page)
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)

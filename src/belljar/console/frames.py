@@ -18,6 +18,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
 from belljar.models import Display, OutputEvent
 from belljar.monitor.base import Access, Monitor
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
+from belljar.outputs.page_style import TOKENS
 from belljar.outputs.terminal_text import printable
 from belljar.surfaces.api_operations import problem
 
@@ -44,10 +45,19 @@ _HEADERS: Final = {
     "Cache-Control": "private, no-store",
 }
 _STYLE: Final = (
-    "<style>:root{color-scheme:light}body{margin:8px;font:14px system-ui,sans-serif;background:#fff;color:#1c2330}"
-    "table{border-collapse:collapse}th,td{padding:2px 10px;text-align:right}"
-    "tbody tr:nth-child(odd){background:#f5f6f8}pre,code{font:13px ui-monospace,monospace}</style>"
+    "body{margin:8px;font:14px system-ui,sans-serif;background:var(--paper);color:var(--ink)}"
+    "table{border-collapse:collapse;border-color:var(--line)}th,td{padding:2px 10px;text-align:right;"
+    "border-color:var(--line)}tbody tr:nth-child(odd){background:var(--soft)}pre,code{font:13px ui-monospace,monospace}"
 )
+# Whoever chose colours, or shows pictures, did so for white paper, unless they speak of themes themselves. What only
+# arranges, like the style that pandas puts before its tables, chooses none.
+_LIGHT: Final = ":root{color-scheme:light}"
+_STYLES: Final = re.compile(r"<style\b[^>]*>(.*?)(?:</style|\Z)", re.IGNORECASE | re.DOTALL)
+_TAGS: Final = re.compile(r"<([a-z][a-z0-9-]*)([^<>]*)>", re.IGNORECASE)
+_COLOURS: Final = re.compile(r"color|background|fill|stroke|filter", re.IGNORECASE)
+_THEMES: Final = re.compile(r"prefers-color-scheme|light-dark\(|color-scheme\s*:", re.IGNORECASE)
+_PICTURES: Final = frozenset({"canvas", "font", "img", "svg", "video"})
+_MOST_JUDGED_CHARS: Final = 4_000_000
 # Tells the page around the frame how high it is, as a number and nothing else.
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
@@ -132,8 +142,21 @@ def _document(content: bytes, mime: str, *, runs_scripts: bool) -> tuple[bytes, 
         scripts = f"script-src 'nonce-{nonce}'"
         first = f'<script nonce="{nonce}">{_HEIGHT}</script>'
     policy = f"sandbox allow-scripts; {_COMMON}; {scripts}"
-    document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{_STYLE}</head><body>{body}</body></html>'
+    style = f"<style>{TOKENS}{'' if _follows_theme(text) and not runs_scripts else _LIGHT}{_STYLE}</style>"
+    document = f'<!DOCTYPE html><html><head><meta charset="utf-8">{first}{style}</head><body>{body}</body></html>'
     return document.encode(errors="replace"), policy
+
+
+def _follows_theme(html: str) -> bool:
+    """Return whether a page can be read in the colours of the console's theme: it has none, or themes of its own."""
+    if len(html) > _MOST_JUDGED_CHARS:
+        return False
+    styles = [found[1] for found in _STYLES.finditer(html)]
+    if any(_THEMES.search(style) for style in styles):
+        return True
+    if any(_COLOURS.search(style) for style in styles):
+        return False
+    return not any(tag[1].lower() in _PICTURES or _COLOURS.search(tag[2]) for tag in _TAGS.finditer(html))
 
 
 def _sealed(html: str) -> str:

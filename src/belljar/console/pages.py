@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -103,11 +104,61 @@ class CellView:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcerptLine:
+    """A line of code that somebody is asked about; `left_out` lines before it are not shown. No text at the end."""
+
+    number: int
+    text: str | None
+    is_marked: bool = False
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class QuestionView:
     """One question as templates show it."""
 
     entry: InboxQuestion
     fields: list[FormField]
+
+    @property
+    def heading(self) -> str:
+        """Return who asks."""
+        about = self.entry.about
+        match about.asked_by if about is not None else "":
+            case "policy":
+                return "The policy asks for your consent"
+            case "plugin":
+                return "A plugin of the server asks for your consent"
+            case "server" if about is not None:
+                return f"The MCP server {about.server} asks"
+            case "workflow":
+                return "A workflow asks"
+            case "code":
+                return "Code of a cell asks"
+            case _:  # asked by an earlier belljar
+                return "A question"
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Return whether it is shown by its parts; otherwise its message is."""
+        about = self.entry.about
+        return about is not None and bool(about.tool or about.code or about.findings)
+
+    @property
+    def has_places(self) -> bool:
+        """Return whether a finding is in a line of code."""
+        return self.entry.about is not None and any(one.line is not None for one in self.entry.about.findings)
+
+    @property
+    def excerpt(self) -> list[ExcerptLine]:
+        """Return the code with the gaps in it."""
+        about, lines, last = self.entry.about, list[ExcerptLine](), 0
+        if about is None:
+            return []
+        for line in about.code:
+            lines.append(ExcerptLine(line.number, line.text, line.is_marked, max(0, line.number - last - 1)))
+            last = line.number
+        return [*lines, ExcerptLine(last, None, left_out=about.code_lines - last)] if about.code_lines > last else lines
 
     @classmethod
     def of(cls, entry: InboxQuestion) -> "QuestionView":
@@ -147,8 +198,11 @@ def _has_script(content: bytes) -> bool:
 class Pages:
     """Makes pages and parts of pages."""
 
-    def __init__(self, monitor: Monitor, *, address: str = "", allows_scripts: bool = True) -> None:
+    def __init__(
+        self, monitor: Monitor, *, address: str = "", serves_mcp: bool = True, allows_scripts: bool = True
+    ) -> None:
         self._monitor = monitor
+        self._serves_mcp = serves_mcp
         self._address = address
         self._allows_scripts = allows_scripts
         self.probe = ScriptProbe(monitor)
@@ -173,7 +227,9 @@ class Pages:
             wanted=wanted,
             next=found.next,
             address=self._address or str(request.base_url).rstrip("/"),
+            serves_mcp=self._serves_mcp,
             is_filtered=bool(wanted.state or wanted.owner or wanted.text),
+            is_later=bool(query.get("cursor")),
         )
 
     def session_row(self, access: Access, entry: SessionEntry) -> str:
@@ -187,7 +243,7 @@ class Pages:
         detail = await self._monitor.session(access, session_id)
         found = await self._monitor.executions(access, session_id, limit=CELLS_AT_ONCE)
         entries = found.items[::-1]
-        views = await self.views(access, entries, detail)
+        views = await self.views(access, entries, detail.rewindable)
         blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
         return await self.page(
@@ -211,7 +267,7 @@ class Pages:
         detail = await self._monitor.session(access, session_id)
         cursor = request.query_params.get("cursor", "")
         found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
-        views = await self.views(access, found.items[::-1], detail)
+        views = await self.views(access, found.items[::-1], detail.rewindable)
         return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
     async def timeline(self, request: Request) -> Response:
@@ -253,7 +309,8 @@ class Pages:
         access: Access = request.state.access
         ended = await self._monitor.questions(access, "ended")
         questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
-        return await self.page("inbox.html", request, questions=questions, ended=ended[:_ENDED_SHOWN], only=False)
+        shown = ended[:_ENDED_SHOWN]
+        return await self.page("inbox.html", request, questions=questions, ended=shown, before=[], only=False)
 
     async def one_question(self, request: Request) -> Response:
         """Answer `GET /console/inbox/ID`: one question, whether it waits or not."""
@@ -263,8 +320,8 @@ class Pages:
         ended = [one for one in await self._monitor.questions(access, "ended") if one.id == question_id]
         if not waiting and not ended:
             raise QuestionNotFound(f"there is no question {question_id[:80]!r}", hint="The inbox lists those that wait")
-        questions = [QuestionView.of(entry) for entry in waiting]
-        return await self.page("inbox.html", request, questions=questions, ended=ended, only=True)
+        questions, before = ([QuestionView.of(entry) for entry in found] for found in (waiting, ended))
+        return await self.page("inbox.html", request, questions=questions, ended=ended, before=before, only=True)
 
     def question(self, entry: InboxQuestion) -> str:
         """Return a question as a part of the inbox."""
@@ -328,14 +385,18 @@ class Pages:
         health, usage = await self._monitor.health(access), await self._monitor.usage(access)
         return await self.page("health.html", request, health=health, usage=usage)
 
+    async def health_part(self, access: Access) -> str:
+        """Return the part of the health page that changes."""
+        health, usage = await self._monitor.health(access), await self._monitor.usage(access)
+        return render("_health.html", health=health, usage=usage, **_helpers())
+
     # Cells
 
     async def views(
-        self, access: Access, entries: list[ExecutionEntry], detail: SessionDetail | None = None
+        self, access: Access, entries: list[ExecutionEntry], rewindable: Collection[str] = ()
     ) -> list[CellView]:
         """Return cells with what they printed and showed, of long text only head and tail."""
         excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
-        rewindable = frozenset(detail.rewindable if detail else ())
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
             await self.probe.look(access, entry.execution_id, events)
@@ -355,6 +416,10 @@ class Pages:
     def cell_head(self, view: CellView) -> str:
         """Return the line above a cell."""
         return render("_cell_head.html", cell=view, **_helpers())
+
+    def way_back(self, session_id: str, execution_id: str) -> str:
+        """Return the control that goes back to before a cell."""
+        return render("_way_back.html", session_id=session_id, execution_id=execution_id)
 
     def cell_end(self, view: CellView) -> str:
         """Return what stands below the output of a cell: how it ended, the files that it changed, what was lost."""

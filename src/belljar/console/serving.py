@@ -30,13 +30,16 @@ class ServedConsole:
     apps: dict[str, ASGIApp] = field(default_factory=dict[str, ASGIApp])
     """The same app at each of its paths."""
     url: str = ""
+    public_url: str = ""
+    """Where people reach it, where the settings name that: a name of its own keeps its cookies to itself."""
 
     def link(self) -> ConsoleLink:
         """Return where the console is, with a token that signs in once."""
         if not self.url:
             return ConsoleLink()
-        link = f"{self.url}{ENTER}#{self.sign_in.links.make()}" if self.sign_in.gives_links else ""
-        return ConsoleLink(url=f"{self.url}/console", link=link)
+        address = self.public_url.rstrip("/") or self.url
+        link = f"{address}{ENTER}#{self.sign_in.links.make()}" if self.sign_in.gives_links else ""
+        return ConsoleLink(url=f"{address}/console", link=link)
 
 
 def code_flow(settings: Settings) -> CodeFlow | None:
@@ -74,7 +77,7 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     monitor.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
     app = console_app(monitor, sign_in, settings, flow=code_flow(settings))
-    console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
+    console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)
     runtime.operators.console_link = console.link
     inbox = runtime.sessions.inbox
     before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _told_url(console.url)
@@ -95,7 +98,7 @@ def _told_url(url: str) -> str:
 def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     """Return a console, and its app, for the servers of a data directory that have no address of their own."""
     sign_in = BrowserSignIn()
-    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings)
+    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings, serves_mcp=False)
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))

@@ -6,8 +6,8 @@ comes back names the place up to which it has everything, and goes on there.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -46,6 +46,8 @@ class PageStreams:
             events = self._waiting(access)
         elif kind == "inbox":
             events = self._inbox(access)
+        elif kind == "health":
+            events = self._health(access)
         elif kind == "session":
             await self._monitor.session(access, session_id)  # a plain 404 where there is none
             events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
@@ -71,8 +73,12 @@ class PageStreams:
             staying.cancel()
             await asyncio.gather(staying, return_exceptions=True)
 
-    async def _inbox(self, access: Access) -> AsyncGenerator[dict[str, str]]:
-        """Yield which questions wait, and those of them that were not sent yet."""
+    @asynccontextmanager
+    async def _hearing(self, access: Access) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+        """Give a function that waits until a question is put or answered, but not for long.
+
+        Waits of workflows are not told, nor what was put before this listened, so one looks from time to time anyway.
+        """
         wake = asyncio.Event()
 
         async def listen() -> None:
@@ -81,12 +87,25 @@ class PageStreams:
                     if item.kind in ("question", "reset"):
                         wake.set()
 
+        async def wait() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await _first(wake.wait(), listening)
+            wake.clear()
+
         listening = asyncio.get_running_loop().create_task(listen())
+        try:
+            yield wait
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _inbox(self, access: Access) -> AsyncGenerator[dict[str, str]]:
+        """Yield which questions wait, and those of them that were not sent yet."""
         sent: set[str] = set()
         told: list[str] | None = None
-        try:
+        async with self._hearing(access) as wait:
             while True:
-                wake.clear()
                 waiting = await self._monitor.questions(access)
                 for entry in waiting:
                     if entry.id not in sent:
@@ -95,13 +114,7 @@ class PageStreams:
                 if (ids := [f"question-{entry.id}" for entry in waiting]) != told:
                     told = ids
                     yield change("waiting", ids=ids)
-                # Also without a word: waits of workflows, and questions put before this stream listened.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await _first(wake.wait(), listening)
-        finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+                await wait()
 
     async def _waiting(self, access: Access) -> AsyncGenerator[dict[str, str]]:
         """Yield how many questions wait, for pages that show nothing else that changes."""
@@ -112,6 +125,19 @@ class PageStreams:
                 if data["do"] == "waiting" and len(data["ids"]) != told:
                     told = len(data["ids"])
                     yield change("inbox", count=told)
+
+    async def _health(self, access: Access) -> AsyncGenerator[dict[str, str]]:
+        """Yield the health of the server when it has changed, and how many questions wait."""
+        shown, waiting = "", -1
+        async with self._hearing(access) as wait:
+            while True:
+                if (part := await self._pages.health_part(access)) != shown:
+                    shown = part
+                    yield change("replace", "health", part)
+                if (count := len(await self._monitor.questions(access))) != waiting:
+                    waiting = count
+                    yield change("inbox", count=count)
+                await wait()
 
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""
@@ -184,6 +210,8 @@ class SessionPageStream:
         self._is_held = False
         """Whether the cell had ended before the page heard of it: it is sent once, whole, instead of in parts."""
         self._has_tail = False
+        self._rewindable: frozenset[str] | None = None
+        """The cells one can go back to, as the page was told; None before it was told."""
 
     async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the changes after a place."""
@@ -221,10 +249,10 @@ class SessionPageStream:
                     self._cell = await self._output(item.execution)
                     if self._is_held:
                         return
-                    html = self._pages.cell(_view(item.execution, self._cell))
+                    html = self._pages.cell(self._view(item.execution, self._cell))
                     yield change("cell", f"cell-{item.execution_id}", html, id=item.id)
                 else:
-                    html = self._pages.cell_head(_view(item.execution, self._cell))
+                    html = self._pages.cell_head(self._view(item.execution, self._cell))
                     yield change("replace", f"head-{item.execution_id}", html, id=item.id)
             case "output" if item.output is not None and self._cell is not None:
                 await self._pages.probe.look(self._access, item.execution_id, [item.output])
@@ -249,6 +277,8 @@ class SessionPageStream:
                 html = self._pages.session_header(self._access, item.session)
                 yield change("inbox", count=len(await self._monitor.questions(self._access)))
                 yield change("replace", "session-state", html, running=item.session.state == "running")
+                for event in self._held_states(item.session.rewindable):
+                    yield event
             case "gone":
                 yield change("gone")
             case "reset":
@@ -274,13 +304,13 @@ class SessionPageStream:
     async def _ended(self, item: Followed, entry: ExecutionEntry) -> AsyncIterator[dict[str, str]]:
         """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
         if self._has_tail:
-            (view,) = await self._pages.views(self._access, [entry])
+            (view,) = await self._pages.views(self._access, [entry], self._rewindable or ())
             kind = "cell" if self._is_held else "replace"
             yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
             self._has_tail = False
             return
         output = self._cell or await self._output(entry)
-        view = _view(entry, output)
+        view = self._view(entry, output)
         if self._is_held:
             yield change("cell", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id)
             return
@@ -293,9 +323,17 @@ class SessionPageStream:
             ended=f"{view.label} {view.words}",
         )
 
+    def _held_states(self, rewindable: list[str]) -> Iterator[dict[str, str]]:
+        """Yield which cells one can go back to, if that has changed, with the control for those that have none."""
+        if (held := frozenset(rewindable)) == self._rewindable:
+            return
+        self._rewindable = held
+        parts = {one: self._pages.way_back(self._session_id, one) for one in rewindable}
+        yield change("rewindable", parts=parts)
 
-def _view(entry: ExecutionEntry, output: RenderedOutput) -> CellView:
-    return CellView(entry, output.blocks, code_markup(entry.code))
+    def _view(self, entry: ExecutionEntry, output: RenderedOutput) -> CellView:
+        is_rewindable = entry.execution_id in (self._rewindable or ())
+        return CellView(entry, output.blocks, code_markup(entry.code), is_rewindable)
 
 
 def change(kind: str, target: str = "", html: str = "", *, id: str = "", **more: object) -> dict[str, str]:  # noqa: A002

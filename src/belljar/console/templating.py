@@ -8,6 +8,7 @@ functions of this package out of escaped text (`Markup` in `cells.py`).
 import gzip
 import hashlib
 import importlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,11 @@ from belljar.outputs.terminal_text import printable
 _FOLDER: Final = Path(__file__).parent
 _TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 _SHARED: Final = "shared.css"
+# Characters that nobody sees and that make two names look alike, or turn the order of what is around them. Not the
+# joiners, which some scripts cannot be written without.
+_INVISIBLE: Final = re.compile(
+    "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2060-\u2064\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ def static_version() -> str:
 
 def static_url(name: str) -> str:
     """Return where browsers find a static file."""
+    if name not in static_files():
+        raise KeyError(f"there is no static file {name!r}")
     return f"/console/static/{static_version()}/{name}"
 
 
@@ -62,7 +70,9 @@ def _environment() -> Any:
 
     def shown(value: object) -> object:
         """Return a value as it is printed: markup of ours as it is, every other text with visible controls."""
-        return printable(value) if isinstance(value, str) and not isinstance(value, markup) else value
+        if not isinstance(value, str) or isinstance(value, markup):
+            return value
+        return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", printable(value))
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER / "templates"),

@@ -1,23 +1,20 @@
 """One execution from its turn to its result: policy check, kernel, output, questions, changed files.
 
-To learn how belljar works, start here and read `run` from top to bottom. An execution belongs to the server, not to the
-request that submitted it, so a client may disconnect and ask for the result later. Knows its session only as
+To learn how belljar works, start here and read `run`, then `_run_in_turn`. An execution belongs to the server, not to
+the request that submitted it, so a client may disconnect and ask for the result later. Knows its session only as
 `context.py` describes it.
 """
 
 import asyncio
 import logging
-import math
-import re
 import time
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 from belljar import logs, measures
-from belljar.errors import BelljarError, Busy, CodeRejected, InvalidArgument, KernelDied
+from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
+from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
-from belljar.executions.file_changes import FileChanges
 from belljar.executions.gpu_use import GpuUse, with_gpu_memory
 from belljar.executions.outcome import (
     RESUMED,
@@ -36,88 +33,21 @@ from belljar.executions.policy_check import check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply, told_question
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
+from belljar.executions.working_folder import FileChanges
 from belljar.files.disk_usage import FolderUsage
 from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel, is_remote
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
-from belljar.outputs.terminal_text import printable
 from belljar.provisioning.handover import ResumableKernel
 from belljar.sandboxes.base import Incident
-from belljar.settings import Settings
 from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallRecord, Question, QuestionReply
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.call_log import CallLog
 
 log = logging.getLogger(__name__)
-
-# The cell that a caller asks a session to run, and the checks that every surface and the Python API share.
-
-MOST_CLIENT_CHARS = 100
-_FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The code that a caller wants run, with its limits and options."""
-
-    code: str
-    timeout_s: float
-    allow_input: bool = False
-    filename: str = ""
-    author: str = ""
-    """Who submitted it; empty for the session's owner."""
-    client: str = ""
-    """The name of the MCP client that it came through."""
-    wants_value: bool = False
-    """Whether its result is recorded as JSON too, for a workflow."""
-
-
-def make_cell(
-    settings: Settings,
-    code: str,
-    *,
-    timeout_s: float | None = None,
-    allow_input: bool = False,
-    filename: str = "",
-    author: str = "",
-    client: str = "",
-    wants_value: bool = False,
-) -> Cell:
-    """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
-    try:
-        size = len(code.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"code has a lone surrogate at character {error.start}", hint="Write it as an escape in the code"
-        ) from error
-    if size > settings.max_code_bytes:
-        raise InvalidArgument(
-            f"code has {size:,} bytes, the limit is {settings.max_code_bytes:,}",
-            hint="Upload data as a file and read it from the session folder",
-        )
-    code = stripped(code)
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise InvalidArgument(f"timeout_s is {timeout_s:g}", hint="Pass a number of seconds above 0")
-    limit_s = settings.execution_timeout_s
-    patience_s = min(timeout_s or limit_s, limit_s)
-    return Cell(
-        code,
-        timeout_s=patience_s,
-        allow_input=allow_input,
-        filename=filename,
-        author=author,
-        client=printable(client)[:MOST_CLIENT_CHARS],
-        wants_value=wants_value,
-    )
-
-
-def stripped(code: str) -> str:
-    """Return the code without the Markdown fence that models often put around it."""
-    fenced = _FENCE.match(code)
-    return fenced.group(1) if fenced else code
 
 
 class Execution:
@@ -135,7 +65,7 @@ class Execution:
         self._left_s = cell.timeout_s
         self._changed = asyncio.Event()
         self.changed_at = time.time()
-        """When there was something new of it, by the wall clock."""
+        """Wall-clock time of its last change."""
         self._transcript = Transcript(
             execution_id,
             settings=session.settings,
@@ -145,10 +75,8 @@ class Execution:
             screens=session.screens(),
             on_change=self._notify,
         )
-        # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
-        inbox = None if cell.wants_value else session.inbox.of_execution(execution_id, session.id, session.principal)
-        self._inbox = inbox
-        self._questions = ExecutionQuestions(self._notify, inbox)
+        self._made_questions: ExecutionQuestions | None = None
+        """None until first used: most cells ask nothing."""
         self._progress = (0, "")
         self._waits_for = ""
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
@@ -188,10 +116,23 @@ class Execution:
         return self._session.settings.interrupt_grace_s + 5
 
     @property
+    def _questions(self) -> ExecutionQuestions:
+        if self._made_questions is None:
+            session = self._session
+            # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
+            inbox = (
+                None if self.cell.wants_value else session.inbox.of_execution(self.id, session.id, session.principal)
+            )
+            self._made_questions = ExecutionQuestions(self._notify, inbox)
+        return self._made_questions
+
+    @property
     def question(self) -> Question | None:
         """Return the question that the client should put to a person now."""
-        current = self._questions.current
-        is_elsewhere = current is not None and current.in_console and self._inbox is not None
+        if self._made_questions is None:
+            return None
+        current = self._made_questions.current
+        is_elsewhere = current is not None and current.in_console and self._made_questions.inbox is not None
         return None if is_elsewhere else current
 
     @property
@@ -237,13 +178,15 @@ class Execution:
     @property
     def asks_person(self) -> str | None:
         """Return, in words for the agent, what a person is asked now and where it can be answered."""
-        asked, inbox = self._questions.current, self._inbox
-        if asked is None or inbox is None or self.is_finished:
+        if self._made_questions is None or self.is_finished:
+            return None
+        asked, inbox = self._made_questions.current, self._made_questions.inbox
+        if asked is None or inbox is None:
             return None
         return told_question(f"{self.id}-{self.questions}", asked, where=inbox.inbox.place())
 
     def notices(self) -> str:
-        """Return belljar's own words among its output so far, which no stream of the result has."""
+        """Return belljar's notices so far; they are in neither stdout nor stderr of the result."""
         return self._transcript.summary.stream("notice")
 
     def latest_text(self) -> str:
@@ -285,7 +228,7 @@ class Execution:
     def reply(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
         """Answer the pending question for the client; an answer that names the `number` of another one is ignored.
 
-        So is one to a question that a rule keeps from clients, which could name it without ever having been asked.
+        So is one to a question that a rule keeps for the console, whose number a client could guess.
         `by` is the person who answers, and `where` they do, for the record.
         """
         if self.question is not None:
@@ -311,13 +254,14 @@ class Execution:
         """Ask the person, while the cell's timeout is paused; return None when nobody can be asked."""
         if not self.cell.allow_input or not self._is_wanted():
             return None
-        if question.in_console and self._inbox is not None and not self._inbox.may_ask():
+        inbox = self._questions.inbox
+        if question.in_console and inbox is not None and not inbox.may_ask():
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
             redact = self._session.redactor.redact_own_text if question.is_ours else self._session.redactor.redact_text
-            recorded = redact(question.message)
-            self._transcript.record(InputRequest(recorded))
+            recorded = question.recordable(redact)
+            self._transcript.record(InputRequest(recorded.message))
             # Before the cell runs (the policy check) there is no stopper, hence no timeout to pause.
             limit_s = self._stopper.pause_left_s() if self._stopper else self._session.settings.ask_timeout_s
             reply = await self._questions.ask(question, limit_s=limit_s, is_wanted=self._is_wanted, recorded=recorded)
@@ -375,7 +319,7 @@ class Execution:
             self._outcome = Outcome(status="rejected", state=loss.state, lost=loss.lost, cause=cause)
         finally:
             self._finish()
-            if not self._is_abandoned:
+            if not self._is_abandoned and "after_execution" in self._session.plugins.used_hooks:
                 self._session.plugins.tell_aside("after_execution", cell=self._facts, result=self.result())
 
     @property
@@ -387,7 +331,8 @@ class Execution:
     async def _run_in_turn(self) -> None:
         await self._check_policy()
         try:
-            with self._session.following_environment(self._note_preparation):
+            is_started = self._session.session_kernel.kernel is not None
+            with nullcontext() if is_started else self._session.following_environment(self._note_preparation):
                 kernel = await self._session.session_kernel.ready()
         finally:
             self._waits_for = ""
@@ -407,7 +352,7 @@ class Execution:
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
-        if self._session.plugins.has("before_execution"):
+        if "before_execution" in self._session.plugins.used_hooks:
             self._notice_all(await self._session.plugins.tell("before_execution", cell=self._facts))
         if is_remote(kernel):
             kernel.limit_cell(self.cell.timeout_s)
@@ -441,7 +386,7 @@ class Execution:
     async def _check_policy(self) -> None:
         """Reject code that the policy does not allow; record a notice for each of its warnings."""
         guard, plugins = self._session.guard, self._session.plugins
-        if not guard.inspects_code and not plugins.has("judge_code"):
+        if not guard.inspects_code and "judge_code" not in plugins.used_hooks:
             return
         try:
             notice = await check_policy(plugins, guard, self._facts, self.ask)
@@ -474,7 +419,7 @@ class Execution:
             on_stop=tools.cancel if tools is not None else lambda: None,
         )
         has_calls = tools is not None or bool(self._calls)
-        if self._session.gpus.of(self.session_id):
+        if self._session.gpus.is_on and self._session.gpus.of(self.session_id):
             self._gpu_use = GpuUse(self._session.gpus, self.session_id)
         gpu_watch = self._gpu_use.watching(kernel, self._outcome) if self._gpu_use else nullcontext()
         with stopper.watching(), self._calling(tools) if has_calls else nullcontext():

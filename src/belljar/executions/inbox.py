@@ -21,6 +21,7 @@ from belljar.journal.session_records import iso_ms
 from belljar.models import Model
 from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question, QuestionReply
+from belljar.toolbox.question_subjects import QuestionSubject
 
 PRESENCE_S = 30.0
 """How long somebody counts as looking at the inbox after they were seen last."""
@@ -46,6 +47,9 @@ class InboxQuestion(Model):
     """A JSON Schema of the answer; empty for plain consent."""
     is_password: bool = False
     in_console: bool = False
+    about: QuestionSubject | None = Field(
+        default=None, description="What the server knows about it; `message` says it in words."
+    )
     state: QuestionState = "waiting"
     put_at: str
     expires_at: str | None = None
@@ -210,6 +214,7 @@ class ExecutionInbox:
             schema=json.dumps(question.schema),
             is_password=question.is_password,
             in_console=question.in_console,
+            subject=question.about.with_texts(printable).model_dump_json() if question.about is not None else "",
             put_at=now,
             expires_at=now + limit_s,
         )
@@ -304,6 +309,7 @@ def _shown(record: QuestionRecord) -> InboxQuestion:
         fields=record.fields(),
         is_password=bool(record.is_password),
         in_console=bool(record.in_console),
+        about=QuestionSubject.model_validate_json(record.subject) if record.subject else None,
         state=record.state,
         put_at=iso_ms(record.put_at),
         expires_at=iso_ms(record.expires_at),

@@ -8,6 +8,7 @@ from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
 from belljar.toolbox.base import Question, QuestionReply
+from belljar.toolbox.question_subjects import SubjectFinding, code_subject
 from belljar.toolbox.texts import one_line, visible
 
 MOST_CODE_CHARS = 2_000
@@ -19,7 +20,7 @@ async def check_policy(
     plugins: Plugins, guard: Guard, cell: CellFacts, ask: Callable[[Question], Awaitable[QuestionReply | None]]
 ) -> list[str]:
     """Return the warnings for code that may run, or raise `CodeRejected`. Plugins judge it before the policy does."""
-    verdicts = await plugins.judge_code(cell) if plugins.has("judge_code") else []
+    verdicts = await plugins.judge_code(cell) if "judge_code" in plugins.used_hooks else []
     if any(verdict.decision == "deny" for verdict in verdicts):
         inspection = Inspection()
     else:
@@ -38,7 +39,8 @@ async def check_policy(
     if "ask" in decisions:
         reasons = _reasons("ask", inspection, verdicts)
         text = f"May this code run? {reasons}\n\n{_excerpt(cell.code)}"
-        reply = await ask(Question(text, is_ours=True, in_console=inspection.in_console))
+        about = code_subject(cell.code, _asked_about(inspection, verdicts))
+        reply = await ask(Question(text, is_ours=True, in_console=inspection.in_console, about=about))
         is_approved = reply is not None and reply.action == "accept"
         record("approved" if is_approved else "declined", reply.by if reply is not None else "")
         if not is_approved:
@@ -56,6 +58,20 @@ def _reasons(decision: str, inspection: Inspection, verdicts: Sequence[Verdict])
     """Return why a cell is refused or asked about: what the policy found, and what plugins say."""
     own = [in_words(inspection)] if inspection.decision == decision else []
     return "; ".join([*own, *(verdict.reason for verdict in verdicts if verdict.decision == decision)])
+
+
+def _asked_about(inspection: Inspection, verdicts: Sequence[Verdict]) -> list[SubjectFinding]:
+    own = subject_findings(inspection) if inspection.decision == "ask" else []
+    plugins = [verdict for verdict in verdicts if verdict.decision == "ask"]
+    return [*own, *(SubjectFinding(rule=verdict.rule, reason=verdict.reason) for verdict in plugins)]
+
+
+def subject_findings(inspection: Inspection) -> list[SubjectFinding]:
+    """Return the findings as a person sees them who is asked."""
+    return [
+        SubjectFinding(rule=finding.rule, reason=reason, line=finding.line, what=finding.what)
+        for finding, reason in zip(inspection.findings, inspection.reasons, strict=True)
+    ]
 
 
 def in_words(inspection: Inspection) -> str:

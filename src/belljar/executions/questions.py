@@ -15,6 +15,7 @@ from belljar.executions.inbox import ExecutionInbox
 from belljar.journal.question_records import QuestionState
 from belljar.outputs.events import InputRequest
 from belljar.toolbox.base import Question, QuestionReply
+from belljar.toolbox.question_subjects import QuestionSubject
 
 ALIVE_CHECK_S = 0.5
 ANSWER = "answer"
@@ -32,7 +33,8 @@ _NO_PROMPT = "The code asks for input"
 def input_question(request: InputRequest) -> Question:
     """Return the form for a call of `input()`, or the one that the module `forms` wants filled in."""
     message = request.prompt if request.prompt.strip() else _NO_PROMPT
-    return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password)
+    about = QuestionSubject(asked_by="code")
+    return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password, about=about)
 
 
 def told_question(question_id: str, question: Question, *, where: str) -> str:
@@ -71,29 +73,28 @@ class ExecutionQuestions:
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[QuestionReply] | None = None
         self._is_being_asked = False
-        self._inbox = inbox
+        self.inbox = inbox
         self._fate: tuple[QuestionState, str, str] = ("withdrawn", "", "")
         """What becomes of the current question, who answered it, and where."""
 
     @contextmanager
     def _put(
-        self, question: Question, limit_s: float, recorded: str | None
+        self, question: Question, limit_s: float, recorded: Question | None
     ) -> Generator[asyncio.Future[QuestionReply]]:
         self._answer = asyncio.get_running_loop().create_future()
         self.current = question
         self.number += 1
         self._fate = ("withdrawn", "", "")
         question_id = ""
-        if self._inbox is not None:
-            kept = question if recorded is None else replace(question, message=recorded)
-            question_id = self._inbox.put(self.number, kept, limit_s, self._take)
+        if self.inbox is not None:
+            question_id = self.inbox.put(self.number, recorded or question, limit_s, self._take)
         self._on_change()
         try:
             yield self._answer
         finally:
             self.current = self._answer = None
-            if self._inbox is not None:
-                self._inbox.end(question_id, *self._fate)
+            if self.inbox is not None:
+                self.inbox.end(question_id, *self._fate)
 
     def _take(self, reply: QuestionReply, by: str, where: str) -> bool:
         """Take a reply to the current question; return False if there is one already."""
@@ -105,11 +106,11 @@ class ExecutionQuestions:
         return True
 
     async def ask(
-        self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool], recorded: str | None = None
+        self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool], recorded: Question | None = None
     ) -> QuestionReply | None:
         """Return the person's reply; None when there is none within `limit_s`, or when it is no longer wanted.
 
-        `recorded` is the message as the inbox and the journal have it, where that differs: without personal data.
+        `recorded` is the question as the inbox and the journal have it, where that differs: without personal data.
         """
         async with self._turn:
             if not is_wanted():

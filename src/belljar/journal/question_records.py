@@ -11,7 +11,7 @@ from belljar.journal.journal import Journal
 QuestionState = Literal["waiting", "answered", "declined", "expired", "withdrawn"]
 _COLUMNS = (
     "id, execution_id, session_id, principal, message, schema, is_password, in_console, put_at, expires_at, state, "
-    "ended_at, answered_by, answered_in"
+    "ended_at, answered_by, answered_in, subject"
 )
 
 
@@ -35,6 +35,8 @@ class QuestionRecord:
     ended_at: float | None = None
     answered_by: str = ""
     answered_in: str = ""
+    subject: str = ""
+    """What it is about, as JSON; empty where that is not known."""
 
     def fields(self) -> dict[str, Any]:
         """Return the schema of the answer."""
@@ -50,7 +52,7 @@ class QuestionRecords:
     def put(self, record: QuestionRecord) -> None:
         """Record that a person is asked."""
         self._journal.write(
-            f"INSERT OR REPLACE INTO questions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+            f"INSERT OR REPLACE INTO questions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (
                 record.id,
                 record.execution_id,
@@ -66,6 +68,7 @@ class QuestionRecords:
                 record.ended_at,
                 record.answered_by,
                 record.answered_in,
+                record.subject,
             ),
         )
         self._journal.commit()

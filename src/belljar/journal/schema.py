@@ -150,7 +150,9 @@ CREATE TABLE questions (
 CREATE INDEX questions_of_session ON questions (session_id);
 CREATE INDEX questions_by_end ON questions (ended_at);
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS}
+# What a question is about: who asks, the call or the code, the rule.
+_SUBJECTS = "ALTER TABLE questions ADD COLUMN subject TEXT NOT NULL DEFAULT '';"
+_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS, 7: _SUBJECTS}
 VERSION = max(_STEPS)
 
 

@@ -117,6 +117,8 @@ class SessionEntry(Model):
     last_cause: str = ""
     """The latest limit, timeout, interrupt or death; of a session that is not live, why it ended."""
     now: RunningCell | None = None
+    rewindable: list[str] = []
+    """The executions before which a state of the session is held, oldest first."""
 
 
 class SessionDetail(SessionEntry):
@@ -133,8 +135,6 @@ class SessionDetail(SessionEntry):
     """The session that it is a fork of."""
     origin_execution: str = ""
     forks: list[str] = []
-    rewindable: list[str] = []
-    """The executions before which a state of the session is held, oldest first."""
 
 
 class ExecutionEntry(Model):
@@ -232,6 +232,8 @@ class Health(Model):
     status: Literal["ready", "not ready"]
     checks: dict[str, str]
     gauges: dict[str, float]
+    limits: dict[str, float | None] = {}
+    """What a session of this server may use; null for no limit."""
     version: str
     servers: list[Server]
 
@@ -246,7 +248,7 @@ class UsageHistory(Model):
 
 # What happens
 
-FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "session", "gone", "reset"]
+FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "question", "session", "gone", "reset"]
 
 
 class Tail(Model):
@@ -269,6 +271,8 @@ class Followed(Model):
     output: OutputEvent | None = None
     tail: Tail | None = None
     undone: list[str] = []
+    state: str = ""
+    """Of a question: `put`, or what became of it."""
     session: SessionEntry | None = None
 
 

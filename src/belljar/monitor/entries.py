@@ -64,6 +64,7 @@ class Entries:
                 "last_status": last.result().status if last else None,
                 "last_cause": session.session_kernel.last_cause or "",
                 "now": self._running_cell(running) if running else None,
+                "rewindable": session.session_kernel.checkpoints.targets,
             }
         )
 

@@ -13,7 +13,7 @@ from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
@@ -45,7 +45,7 @@ from belljar.monitor.base import (
 )
 from belljar.monitor.decisions import read_decisions
 from belljar.monitor.entries import Entries
-from belljar.monitor.following import SessionFollower
+from belljar.monitor.follower import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, installing_cell, listed_packages
@@ -114,9 +114,21 @@ class LocalMonitor:
             status="not ready" if any(state != "ok" for state in checks.values()) else "ready",
             checks=checks,
             gauges=gauges,
+            limits=self._limits(),
             version=version("belljar"),
             servers=await self.servers(access),
         )
+
+    def _limits(self) -> dict[str, float | None]:
+        settings = self._registry.settings
+        return {
+            "memory_mb": settings.memory_mb,
+            "cpus": settings.cpus,
+            "disk_mb": settings.disk_mb,
+            "max_processes": settings.max_processes,
+            "execution_timeout_s": settings.execution_timeout_s,
+            "session_idle_s": settings.session_idle_s,
+        }
 
     async def servers(self, access: Access) -> list[Server]:
         """Return this server, and for operators the others of its data directory."""
@@ -163,25 +175,16 @@ class LocalMonitor:
         row = await self._row(access, session_id, is_counted=True)
         live, settings = self._registry.look_up(session_id), self._registry.settings
         entry = self._entries.session(row)
-        limits: dict[str, float | None] = {
-            "memory_mb": settings.memory_mb,
-            "cpus": settings.cpus,
-            "disk_mb": settings.disk_mb,
-            "max_processes": settings.max_processes,
-            "execution_timeout_s": settings.execution_timeout_s,
-            "session_idle_s": settings.session_idle_s,
-        }
         return SessionDetail(
             **entry.model_dump(),
             sandbox=settings.sandbox,
             kernel=live.session_kernel.kernel.name if live and live.session_kernel.kernel else "",
-            limits=limits,
+            limits=self._limits(),
             variables=[*live.session_kernel.variables] if live else [*row.variables],
             unkept=[*row.unkept],
             origin=row.origin,
             origin_execution=row.origin_execution,
             forks=await self._history.forks(session_id),
-            rewindable=live.session_kernel.checkpoints.targets if live else [],
         )
 
     async def executions(

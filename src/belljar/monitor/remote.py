@@ -130,6 +130,7 @@ class RemoteMonitor:
             status="ready" if is_ready else "not ready",
             checks=checks,
             gauges=gauges,
+            limits=answers[0][1].limits,
             version=answers[0][1].version,
             servers=[*own, *others],
         )

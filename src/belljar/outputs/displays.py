@@ -11,6 +11,7 @@ import io
 import json
 import mimetypes
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from pydantic import JsonValue
 from belljar.files.private import make_folder, write_file
 from belljar.models import Display
 from belljar.outputs.budget import clip
+from belljar.outputs.events import is_binary_type
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -47,7 +49,6 @@ _EXTENSIONS = {
     "image/svg+xml": ".svg",
     "application/javascript": ".js",
 }
-_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
 
 
 _URI = re.compile(r"execution://(?P<execution_id>[0-9a-z]{16,64})/displays/(?P<name>\d{1,9}\.\w{1,16})")
@@ -69,15 +70,15 @@ def read_display(folder: Path, uri: str) -> bytes | None:
         return None
 
 
+@dataclass(slots=True)
 class DisplayStore:
     """The files of one execution's displays, numbered; the folder is made when the first is stored."""
 
-    def __init__(self, folder: Path, execution_id: str) -> None:
-        self._displays = folder
-        self._execution_id = execution_id
-        self._kept: dict[str, str] = {}
-        self._before = 0
-        self.total_bytes = 0
+    _displays: Path
+    _execution_id: str
+    total_bytes: int = 0
+    _kept: dict[str, str] = field(default_factory=dict[str, str])
+    _before: int = 0
 
     @property
     def _folder(self) -> Path:
@@ -143,7 +144,7 @@ def _kept(mime: str, value: JsonValue, store: DisplayStore) -> Display:
 
 
 def _binary(mime: str, value: JsonValue) -> bytes | None:
-    if not isinstance(value, str) or mime == "image/svg+xml" or not mime.startswith(_BINARY):
+    if not isinstance(value, str) or not is_binary_type(mime):
         return None
     try:
         return base64.b64decode("".join(value.split()), validate=True)

@@ -52,6 +52,8 @@ class Guard:
         self._book = book
         self.inspects_code = book.inspector.has_rules
         """Whether the policy has rules for code."""
+        self.filters_output = bool(book.policy.output)
+        """Whether the policy has rules for output."""
         self._session_id = session_id
         self._principal = principal
         self._memory = GuardState(folder if book.log is not None else None)
@@ -109,10 +111,14 @@ class Guard:
 
         `by` is the person who answered outside the client, if one did.
         """
-        if outcome == "approved" and any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools):
+        if outcome == "approved" and self.asks_once(verdict):
             self._memory.approve(verdict.rule)
         person = {"by": by} if by else {}
         self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome, **person)
+
+    def asks_once(self, verdict: Verdict) -> bool:
+        """Return whether a yes to the rule of a verdict holds for the rest of the session."""
+        return any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools)
 
     def wants_console(self, verdict: Verdict) -> bool:
         """Return whether the rule of a verdict wants its question answered outside the client."""

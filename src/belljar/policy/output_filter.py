@@ -15,6 +15,7 @@ from belljar.outputs.events import (
     MimeBundle,
     Raised,
     Stream,
+    with_clean_text,
 )
 from belljar.policy.expressions import compiled
 from belljar.policy.rules import OutputRule
@@ -75,7 +76,6 @@ def _encodable(text: str) -> str:
 # An endless line is passed on in pieces, cut where nothing that the rules look for crosses the cut.
 MOST_LINE_CHARS = 65_536
 OVERLAP_CHARS = 4_096
-_BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
 class FilterScreen:
@@ -140,7 +140,7 @@ class FilterScreen:
         return replace(event, data=data, metadata=metadata)
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        cleaned = {mime: value if _is_binary(mime) else self._deep(value) for mime, value in bundle.items()}
+        cleaned = with_clean_text(bundle, self._deep)
         # The rules cannot search pictures, so no picture is passed on once output is withheld.
         return {"text/plain": self._filter.withheld} if self._filter.withheld else cleaned
 
@@ -154,7 +154,3 @@ class FilterScreen:
                 return {self._filter.clean(name): self._deep(item) for name, item in value.items()}
             case _:
                 return cast("JsonValue", value)
-
-
-def _is_binary(mime: str) -> bool:
-    return mime.startswith(_BINARY) and mime != "image/svg+xml"

@@ -1,12 +1,9 @@
 """The screen that redacts one execution's output: streams, results, displays, errors and questions."""
 
-import base64
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, cast
-
-from pydantic import JsonValue
 
 from belljar.outputs.events import (
     CommMessage,
@@ -17,6 +14,7 @@ from belljar.outputs.events import (
     MimeBundle,
     Raised,
     Stream,
+    with_clean_text,
 )
 from belljar.outputs.recorder import TailKeeper
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS
@@ -32,7 +30,6 @@ _ENOUGH = (
 _TOO_SLOW = "\n[belljar: the rest is not shown, because searching it for personal data takes too long]\n"
 
 # Forms that come as base64, most of them without text to search.
-_BINARY = ("audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
 class RedactionScreen:
@@ -98,18 +95,4 @@ class RedactionScreen:
                 return event
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        return {mime: self._form(mime, value) for mime, value in bundle.items()}
-
-    def _form(self, mime: str, value: JsonValue) -> JsonValue:
-        """Return one form of an output; code can give any text a binary type, so bytes that are text are searched."""
-        is_binary = mime.startswith(_BINARY) or (mime.startswith("image/") and mime != "image/svg+xml")
-        if not is_binary or not isinstance(value, str):
-            return self._redactor.redact_own_value(value)
-        try:
-            text = base64.b64decode("".join(value.split()), validate=True).decode()
-        except UnicodeDecodeError:
-            return value
-        except ValueError:
-            return self._redactor.redact_own_value(value)
-        hidden = self._redactor.redact_own_text(text)
-        return value if hidden == text else base64.b64encode(hidden.encode()).decode()
+        return with_clean_text(bundle, self._redactor.redact_own_value)

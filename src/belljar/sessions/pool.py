@@ -14,11 +14,11 @@ from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
+from belljar.journal.journal import new_id
 from belljar.journal.session_records import SessionRecords
 from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.ids import new_id
 
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
@@ -105,7 +105,7 @@ class Pool:
     async def _fill(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
         while not self.is_full:
-            if not await self._starter.is_warm(self._environment) or _free_share() < LEAST_FREE:
+            if not await self._starter.wait_until_warm(self._environment) or _free_share() < LEAST_FREE:
                 return
             try:
                 # The sandbox first, because it is opened quickly and the next caller may come before a kernel is ready.

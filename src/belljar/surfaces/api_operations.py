@@ -23,6 +23,7 @@ from belljar.errors import (
     ExecutionNotFound,
     FileMissing,
     InvalidArgument,
+    IssuerUnreachable,
     KernelDied,
     NoCheckpoint,
     QuestionClosed,
@@ -54,9 +55,11 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     KernelDied: 409,
     CopyRefused: 409,
     TooLarge: 413,
+    IssuerUnreachable: 502,
     EngineError: 500,
 }
 _MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+_RETRY_AFTER_S: Final = "10"
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +199,10 @@ async def request_body(request: Request, most: int) -> bytes:
 def problem(error: BelljarError) -> Response:
     """Return the answer about an error."""
     status = next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 400)
-    return _response(status, error.code, error.message, error.hint)
+    response = _response(status, error.code, error.message, error.hint)
+    if status == 429:
+        response.headers["Retry-After"] = _RETRY_AFTER_S
+    return response
 
 
 def _response(status: int, code: str, message: str, hint: str = "") -> Response:

@@ -1,8 +1,8 @@
 """Execution results as MCP content blocks: one text that a model can act on, pictures, and links to the rest.
 
-Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything, ids
-and URIs included, and clients that are known to drop images get structured content only where there are none, unless
-the settings or the caller ask for it.
+Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything that a
+model needs, URIs included, and clients that are known to drop images get structured content only where there are none,
+unless the settings or the caller ask for it.
 """
 
 import base64
@@ -51,12 +51,13 @@ def execution_blocks(
     structured: Structured,
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
+    names_session: bool = True,
     advice: str = "",
 ) -> CallToolResult:
     """Return the answer of `execute_code` and `get_execution`.
 
-    `has_checkpoint` says whether the session can be rewound to the state before the execution, `advice` which call
-    comes next.
+    `has_checkpoint` says whether the session can be rewound to the state before the execution, `names_session` whether
+    the text has its id, which a caller that passed it need not read again, `advice` which call comes next.
     """
     media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
@@ -66,12 +67,9 @@ def execution_blocks(
         for file in result.files[:MAX_LINKS]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
+    text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
     return CallToolResult(
-        content=[
-            TextContent(type="text", text=text_of(result, [*media], has_checkpoint=has_checkpoint, advice=advice)),
-            *media.values(),
-            *links,
-        ],
+        content=[TextContent(type="text", text=text), *media.values(), *links],
         structured_content=result.model_dump(mode="json") if is_structured else None,
         is_error=not result.success and (failures_are_errors or result.status == "rejected"),
     )
@@ -104,17 +102,23 @@ def _named(error: BelljarError) -> str:
 
 
 def text_of(
-    result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False, advice: str = ""
+    result: ExecutionResult,
+    media: Sequence[str] = (),
+    *,
+    has_checkpoint: bool = False,
+    names_session: bool = True,
+    advice: str = "",
 ) -> str:
     """Return everything that a model needs as text, in the order it happened.
 
     `media` has the URIs of the pictures and sounds that follow the text as blocks.
     """
-    parts = [short_warnings(_shown_in_order(result, media))]
+    printed = _shown_in_order(result, media)
+    parts = [short_warnings(printed) if result.stderr else printed]
     if result.result is not None:
         parts.append(_result_text(result.execution_count, result.result))
     parts += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
-    traceback = "\n".join(_shown(short_traceback(result.traceback)))
+    traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
     parts.append(traceback)
     if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
         parts.append(f"Error: {error}")
@@ -131,7 +135,7 @@ def text_of(
     body = "\n".join(part for part in (*parts, advice) if part)
     if result.waits_for:
         body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
-    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint=has_checkpoint, names_session=names_session)}"
 
 
 def _result_text(count: int, text: str) -> str:
@@ -185,9 +189,11 @@ def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
     return f"Calls made: {'; '.join(listed)}"
 
 
-def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
-    ids = [f"session_id: {result.session_id}", f"execution_id: {result.execution_id}"]
-    lines = [f"[{' | '.join([result.status, *(part for part in ids if not part.endswith(': '))])}]"]
+def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: bool) -> str:
+    # The execution's id stands only in the calls below that need it: a rewind or a fork can also be told how many
+    # executions back, and programs find the id in the fields.
+    session = f" | session_id: {result.session_id}" if names_session and result.session_id else ""
+    lines = [f"[{result.status}{session}]"]
     if result.status == "running" and result.asks_person:
         lines.append(f"It waits for {result.asks_person}. Tell the person; its clock stands still meanwhile.")
     if result.status == "running":

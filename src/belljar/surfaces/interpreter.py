@@ -10,7 +10,8 @@ from pydantic import Field
 
 from belljar.egress.rules import PACKAGES
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
-from belljar.executions.execution import Execution, interrupt_all, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution, interrupt_all
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.registry import NEW_SESSION_HINT
@@ -43,6 +44,7 @@ from belljar.surfaces.state_tools import StateTools
 from belljar.surfaces.tools import (
     CHANGES,
     ENDS,
+    NO_SESSION,
     READS,
     Answer,
     Ctx,
@@ -137,6 +139,7 @@ class InterpreterSurface:
         Figures are captured. Files are in the working directory, /mnt/data. A cell that outlasts wait_s goes on:
         get_execution has the rest.
         """
+        names_session = session_id in NO_SESSION
         if ctx.request_state is not None:
             execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
             if execution is None:
@@ -144,7 +147,7 @@ class InterpreterSurface:
                 return self._rejected(session_id, gone, ctx)
             execution.span.link()
             resume(execution, ctx)
-            return await self._answer(execution, ctx, wait_s)
+            return await self._answer(execution, ctx, wait_s, names_session=names_session)
         try:
             may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
             cell = make_cell(
@@ -166,7 +169,7 @@ class InterpreterSurface:
             execution = session.submit(cell, idempotency_key)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)
-        return await self._answer(execution, ctx, wait_s)
+        return await self._answer(execution, ctx, wait_s, names_session=names_session)
 
     @refusals_as_results
     async def get_execution(
@@ -302,7 +305,7 @@ class InterpreterSurface:
             return await self._answer(execution, ctx, wait_s)
         return self.shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
 
-    async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
+    async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float, *, names_session: bool = True) -> Answer:
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
             question = await follow(execution, ctx, offered_wait_s(wait_s))
         if question is not None:
@@ -312,7 +315,7 @@ class InterpreterSurface:
             leave_as_task(execution.id)
         result = execution.result()
         result.session_info = self._sessions.notice(execution)
-        return self.shown(result, ctx)
+        return self.shown(result, ctx, names_session=names_session)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
         """Return the answer to a call that never became an execution, with every field of a result."""
@@ -330,7 +333,7 @@ class InterpreterSurface:
         )
         return self.shown(result, ctx)
 
-    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
+    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0, *, names_session: bool = True) -> CallToolResult:
         """Return a result as this request wants it."""
         principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
@@ -340,6 +343,7 @@ class InterpreterSurface:
             structured=asked_structure(ctx, self._settings.structured),
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
+            names_session=names_session,
             advice=self._advice(result, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
@@ -349,6 +353,8 @@ class InterpreterSurface:
         return answer
 
     def _advice(self, result: ExecutionResult, principal: str) -> str:
+        if result.status != "error":
+            return ""
         seen = self._runtime.starter.host_folders
         return next_call(
             result,

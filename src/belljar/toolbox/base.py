@@ -5,8 +5,10 @@ checks names and arguments before it uses them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
+
+from belljar.toolbox.question_subjects import QuestionSubject
 
 JsonObject = dict[str, Any]
 
@@ -119,6 +121,13 @@ class Question:
     """Whether the answer must not be shown while it is typed."""
     in_console: bool = False
     """Whether it is never put to the client, because a rule of the policy says so."""
+    about: QuestionSubject | None = None
+    """What it is about, for people who answer outside the client; the message says the same in words."""
+
+    def recordable(self, redact: Callable[[str], str]) -> "Question":
+        """Return it as the inbox and the journal have it: without the personal data that `redact` replaces."""
+        about = self.about.with_texts(redact) if self.about is not None else None
+        return replace(self, message=redact(self.message), about=about)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spilled
+from belljar.toolbox.question_subjects import QuestionSubject, call_subject
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
 
@@ -89,7 +90,9 @@ class TurnQuestions:
     async def __call__(self, question: Question) -> QuestionReply:
         """Ask the person, and say which server asks."""
         message = visible(question.message, QUESTION_CHARS)
-        named = Question(f"{one_line(self._server, 100)} asks: {message}", question.schema, question.url)
+        server = one_line(self._server, 100)
+        about = QuestionSubject(asked_by="server", server=server)
+        named = Question(f"{server} asks: {message}", question.schema, question.url, about=about)
         reply = await self._turn.caller.ask(named) if self._turn.caller else None
         if reply is None:
             asked = one_line(self._redacted(message, QUESTION_CHARS), 300)
@@ -234,7 +237,7 @@ class Broker:
             return await self._error_for_author(refusal, server, tool)
         except asyncio.CancelledError:
             ledger.finish(number, "cancelled")
-            # A task that was cancelled a second time, besides by its execution's end, is wanted by nobody: re-raise.
+            # Unless the execution's end was the only cancellation, nobody waits for an answer: re-raise.
             if task not in turn.stopped or task.uncancel():
                 raise
             await told.end("cancelled")
@@ -321,21 +324,28 @@ class Broker:
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
             in_console = self._guard.wants_console(verdict)
-            outcome, reason, by = await self._approved(turn, tool, arguments, verdict.reason, in_console=in_console)
+            about = call_subject(
+                tool.server,
+                tool.name,
+                arguments,
+                rule=verdict.rule,
+                reason=verdict.reason,
+                holds_for_session=self._guard.asks_once(verdict),
+            )
+            text = f"{approval_text(tool, arguments)}\n{verdict.reason}".strip()
+            question = Question(text, is_ours=True, in_console=in_console, about=about)
+            outcome, reason, by = await self._approved(turn, question, verdict.reason)
         self._guard.decided(tool.server, tool.name, verdict, outcome, by)
         if reason:
             raise CallRefused("refused", reason)
         return outcome == "approved"
 
-    async def _approved(
-        self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject, why: str, *, in_console: bool
-    ) -> tuple[str, str, str]:
+    async def _approved(self, turn: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
         """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
-        question = Question(f"{approval_text(tool, arguments)}\n{why}".strip(), is_ours=True, in_console=in_console)
         reply = await turn.caller.ask(question) if turn.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
-            way = "somebody at the server's inbox" if in_console else "a client that can ask (elicitation)"
+            way = "somebody at the server's inbox" if question.in_console else "a client that can ask (elicitation)"
             return "declined", f"{asked}. It takes {way}, or a policy that allows it", ""
         if reply.action != "accept":
             said = "the person was asked and did not allow it. Do without it, or ask what they want instead"
@@ -443,7 +453,7 @@ class ToldCall:
     async def begin(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
         """Return the arguments, which plugins may have changed; raise `CallRefused` if one of them fails."""
         self._call = call = described_call(self._session_id, self._owner, tool, arguments)
-        if not self._plugins.has("before_tool_call"):
+        if "before_tool_call" not in self._plugins.used_hooks:
             return arguments
         try:
             self._call = await self._plugins.before_tool_call(call)
@@ -454,7 +464,7 @@ class ToldCall:
 
     async def end(self, state: End, *, reason: str = "", value: Any = None) -> None:
         """Tell plugins how the call ended, if it was one that they were told of."""
-        if self._call is not None and self._plugins.has("after_tool_call"):
+        if self._call is not None and "after_tool_call" in self._plugins.used_hooks:
             duration_s = round(time.monotonic() - self._began_at, 6)
             await self._plugins.after_tool_call(self._call, CallEnd(state, duration_s, reason, value))
 

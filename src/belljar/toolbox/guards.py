@@ -38,6 +38,10 @@ class CallGuard(Protocol):
         """
         ...
 
+    def asks_once(self, verdict: Verdict) -> bool:
+        """Return whether a yes to the rule of a verdict holds for the rest of the session."""
+        ...
+
     def wants_console(self, verdict: Verdict) -> bool:
         """Return whether the rule of a verdict wants its question answered outside the client."""
         ...
@@ -84,6 +88,10 @@ class AllowAll:
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record nothing."""
 
+    def asks_once(self, verdict: Verdict) -> bool:
+        """Return False: there is no rule."""
+        return False
+
     def wants_console(self, verdict: Verdict) -> bool:
         """Return False: there is no rule."""
         return False
@@ -125,6 +133,10 @@ class BothGuards:
     def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record what became of a call, with the session's own guard, which has the log."""
         self._own.decided(server, tool, verdict, outcome, by)
+
+    def asks_once(self, verdict: Verdict) -> bool:
+        """Return whether the session's own guard remembers a yes; the other's does not outlast its step."""
+        return self._own.asks_once(verdict)
 
     def wants_console(self, verdict: Verdict) -> bool:
         """Return whether the rule of either guard wants it."""

@@ -51,21 +51,31 @@ def plain_arguments(arguments: Mapping[str, Any], limit: int) -> str:
     """
     if not arguments:
         return "no arguments"
-    whole = [(_cut(_unhidden(name), _NAME_CHARS), _unhidden(value)) for name, value in arguments.items()]
-    room = max(_FEWEST_SHOWN, limit // len(whole))
-    is_short = sum(len(name) + len(value) for name, value in whole) <= limit
-    lines = [f"{name}: {value if is_short else _cut(value, room)}" for name, value in whole[:_MOST_SHOWN]]
-    if (left_out := len(whole) - _MOST_SHOWN) > 0:
+    shown = shown_arguments(arguments, limit)
+    lines = [f"{name}: {value}" for name, value in shown]
+    if (left_out := len(arguments) - len(shown)) > 0:
         lines.append(f"… and {left_out:,} more arguments that are not shown here")
     return "\n".join(lines)
 
 
+def shown_arguments(arguments: Mapping[str, Any], limit: int) -> list[tuple[str, str]]:
+    """Return the first arguments as a person may see them: each name, and the start of its value as JSON."""
+    whole = [(_cut(_unhidden(name), _NAME_CHARS), _unhidden(value)) for name, value in arguments.items()]
+    room = max(_FEWEST_SHOWN, limit // max(1, len(whole)))
+    is_short = sum(len(name) + len(value) for name, value in whole) <= limit
+    return [(name, value if is_short else _cut(value, room)) for name, value in whole[:_MOST_SHOWN]]
+
+
 def _unhidden(value: Any) -> str:
     """Return a value as JSON in one line, with codes for invisible characters."""
-    text = json.dumps(value, ensure_ascii=False)
-    if text.isascii():
-        return text.replace("\x7f", "\\u007f")
-    return "".join(each if _is_shown(each) else f"\\u{ord(each):04x}" for each in text)
+    return unhidden(json.dumps(value, ensure_ascii=False))
+
+
+def unhidden(text: str) -> str:
+    """Return a line of text with codes for invisible characters, because a person must not approve them unseen."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(each if _is_shown(each) or each == "\t" else f"\\u{ord(each):04x}" for each in text)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 from belljar.errors import InvalidArgument
+from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question
 
 Kind = Literal["form", "approval", "fate", "held"]
@@ -52,6 +53,8 @@ class RunQuestion:
     is_password: bool = False
     in_console: bool = False
     """Whether it is never put to the client, because a rule of the policy says so."""
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What it is about, as `QuestionSubject` has it; empty for a question of the workflow itself."""
 
     def as_json(self) -> str:
         """Return it as it is recorded."""
@@ -62,6 +65,11 @@ class RunQuestion:
         return Question(
             self.message, self.schema, is_ours=True, is_password=self.is_password, in_console=self.in_console
         )
+
+
+def about_fields(question: Question) -> dict[str, Any]:
+    """Return what a question is about, as it is recorded."""
+    return question.about.with_texts(printable).model_dump() if question.about is not None else {}
 
 
 def read_question(text: str) -> RunQuestion:

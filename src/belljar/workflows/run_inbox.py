@@ -6,6 +6,7 @@ from typing import Any
 from belljar.executions.inbox import Action, InboxQuestion
 from belljar.journal.session_records import iso_ms
 from belljar.outputs.terminal_text import printable
+from belljar.toolbox.question_subjects import QuestionSubject
 from belljar.workflows.questions import read_question
 from belljar.workflows.workflows import Workflows
 
@@ -32,6 +33,7 @@ class RunInbox:
                     fields=question.schema,
                     is_password=question.is_password,
                     in_console=question.in_console,
+                    about=QuestionSubject.model_validate(question.about or {"asked_by": "workflow"}),
                     put_at=iso_ms(question.asked_at or step.began_at),
                     expires_at=iso_ms(step.expires_at) if step.expires_at else None,
                 )

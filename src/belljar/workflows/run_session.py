@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import Busy, SessionNotFound
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult
 from belljar.sessions import resumption
 from belljar.sessions.closer import save_variables
 from belljar.sessions.hibernation import in_words
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
+from belljar.toolbox.base import Question
 from belljar.workflows.templates import MOST_VALUE_BYTES
 
 STATE_PREFIX = "run-state-"
@@ -125,10 +127,10 @@ class RunSession:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def redacted(self, text: str, *, is_ours: bool) -> str:
+    async def recordable(self, question: Question) -> Question:
         """Return a question as it may be recorded: without personal data, where the policy says so."""
         redactor = (await self.reach()).redactor
-        return redactor.redact_own_text(text) if is_ours else redactor.redact_text(text)
+        return question.recordable(redactor.redact_own_text if question.is_ours else redactor.redact_text)
 
     async def submit(self, code: str, key: str, timeout_s: float | None, *, wants_value: bool = False) -> Execution:
         """Submit a cell under an idempotency key."""

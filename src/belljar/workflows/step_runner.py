@@ -9,12 +9,11 @@ import keyword
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
-from belljar.executions.policy_check import in_words
+from belljar.executions.policy_check import in_words, subject_findings
 from belljar.journal.journal import KILLED, ExecutionRecord
 from belljar.journal.run_records import StepRecord
 from belljar.models import ExecutionResult
@@ -23,6 +22,7 @@ from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.broker import approval_text
 from belljar.toolbox.names import names_of
+from belljar.toolbox.question_subjects import code_subject
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
     CodeExecution,
@@ -42,7 +42,7 @@ from belljar.workflows.outcomes import (
     plain,
     recorded,
 )
-from belljar.workflows.questions import RunQuestion, fate_question, read_question
+from belljar.workflows.questions import RunQuestion, about_fields, fate_question, read_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import TemplateFailed, rendered
 
@@ -159,8 +159,11 @@ class StepRunner:
                     arguments = plain(rendered(step.config.arguments, scope.values))
                     code, expected = await self._call_code(step.config, arguments)
                 case _:
+                    written = self._types[step.type].code
+                    if not written:
+                        raise TypeError(f"nothing runs steps of the type {step.type}")
                     values = plain(rendered(step.config.model_dump(), scope.values))
-                    code, expected = f"config = {values!r}\n{self._types[step.type].code}", ""
+                    code, expected = f"config = {values!r}\n{written}", ""
                     if (failed := await self.assign(session, path, attempt)) is not None:
                         return failed
             with self._run.working():
@@ -217,7 +220,11 @@ class StepRunner:
                 return self._run.finish(path, attempt, failed_step(reason, "rejected"), session_id=session.id)
             if inspection.decision == "ask":
                 text = f"May step {path} run? {in_words(inspection)}"
-                question = Question(text, is_ours=True, in_console=inspection.in_console)
+                # Only code that is written in the workflow: other code has values in it, which nobody has looked at.
+                about = code_subject(
+                    code if isinstance(step.config, CodeExecution) else "", subject_findings(inspection)
+                )
+                question = Question(text, is_ours=True, in_console=inspection.in_console, about=about)
                 return await self._ask_approval(path, attempt, question, begun=False)
         with (await session.reach()).tightened(guard) if guard is not None else nullcontext():
             return await self._execute_guarded(step, path, attempt, code, expected, session)
@@ -258,12 +265,12 @@ class StepRunner:
             if question is None:
                 await execution.wait_for_change(POLL_S)
                 await self._stop_if_wanted(execution)
-            elif approved and await session.redacted(question.message, is_ours=question.is_ours) == approved:
+            elif approved and (await session.recordable(question)).message == approved:
                 execution.reply(QuestionReply("accept"), execution.questions)
                 approved = ""
             elif question.is_ours and self._is_before_anything(execution, question, expected):
                 # Nothing of it has happened, so it need not wait with a process: it is tried again with the answer.
-                parked = replace(question, message=await session.redacted(question.message, is_ours=True))
+                parked = await session.recordable(question)
                 execution.reply(QuestionReply("cancel"), execution.questions)
             else:
                 await self._hold(execution, question, path, attempt, session)
@@ -290,14 +297,15 @@ class StepRunner:
     ) -> None:
         """Put a question that a cell waits with to a person; the cell's process is held meanwhile."""
         run, number = self._run, execution.questions
-        message = await session.redacted(question.message, is_ours=question.is_ours)
+        recorded = await session.recordable(question)
         asked = RunQuestion(
             "held",
-            message,
+            recorded.message,
             question.schema,
             asked_at=time.time(),
             is_password=question.is_password,
             in_console=question.in_console,
+            about=about_fields(recorded),
         )
         await run.ask(path, attempt, asked)
         with run.resting(), run.asking(is_held=True):
@@ -336,7 +344,13 @@ class StepRunner:
             run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
             run.note(path, attempt)
             attempt += 1
-        asked = RunQuestion("approval", question.message, asked_at=time.time(), in_console=question.in_console)
+        asked = RunQuestion(
+            "approval",
+            question.message,
+            asked_at=time.time(),
+            in_console=question.in_console,
+            about=about_fields(question),
+        )
         await run.ask(path, attempt, asked)
         return await self._approval(path, attempt)
 

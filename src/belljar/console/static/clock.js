@@ -1,4 +1,5 @@
-// Shows how long something has been running, once a second, for elements with `data-since`.
+// Shows how long something has been running, once a second, for elements with `data-since`, and how long is left for
+// those with `data-until`.
 
 /** @param {number} seconds */
 function words(seconds) {
@@ -14,6 +15,10 @@ export function startClock() {
     for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-since]"))) {
       const seconds = (Date.now() - Date.parse(element.dataset.since ?? "")) / 1000;
       if (Number.isFinite(seconds)) element.textContent = words(Math.max(0, seconds));
+    }
+    for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-until]"))) {
+      const seconds = (Date.parse(element.dataset.until ?? "") - Date.now()) / 1000;
+      if (Number.isFinite(seconds)) element.textContent = seconds > 0 ? `in ${words(seconds)}` : "now";
     }
   };
   tick();

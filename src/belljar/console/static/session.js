@@ -90,6 +90,7 @@ function apply(change) {
         announce(change.ended);
       replace(change.target, html);
       sizeFrames(cells);
+      addUnfoldButtons(); // a cell may be undone before its end is told
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
       break;
     case "text":
@@ -107,6 +108,9 @@ function apply(change) {
     case "undone":
       for (const id of change.ids ?? []) document.getElementById(id)?.classList.add("undone");
       addUnfoldButtons();
+      break;
+    case "rewindable":
+      offerWayBack(change.parts ?? {});
       break;
     case "reload":
       location.reload();
@@ -141,6 +145,20 @@ function updateDisplays(display, html) {
     place.replaceWith(element);
   }
   sizeFrames(cells);
+}
+
+/**
+ * Let cells be rewound to where a state is held, and no others.
+ * @param {Record<string, string>} parts the control of each, by the id of its execution
+ */
+function offerWayBack(parts) {
+  for (const acts of document.querySelectorAll(".cell .cell-acts")) {
+    if (!((acts.closest(".cell")?.id ?? "").slice(5) in parts)) acts.remove();
+  }
+  for (const [id, html] of Object.entries(parts)) {
+    const head = document.getElementById(`head-${id}`);
+    if (head && !head.querySelector(".cell-acts")) head.append(...parsed(html));
+  }
 }
 
 /** @param {string} text */

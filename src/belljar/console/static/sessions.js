@@ -15,6 +15,8 @@ function apply(change) {
     const [row] = parsed(change.html);
     const list = document.getElementById(change.list ?? "live");
     if (!row || !list) return;
+    // A filtered list is as long as it was when it was asked for; what is in it stays current.
+    if (!known && "filtered" in document.body.dataset) return;
     // A row that has the focus is replaced without losing it.
     const hadFocus = known?.contains(document.activeElement);
     if (known && known.parentElement === list) known.replaceWith(row);
@@ -31,4 +33,4 @@ function apply(change) {
 }
 
 startClock();
-if (document.body.dataset.stream) openStream(document.body.dataset.stream, "", apply);
+openStream(document.body.dataset.stream ?? "", "", apply);

@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx2
 
-from belljar.errors import EngineError, InvalidArgument
+from belljar.errors import InvalidArgument, IssuerUnreachable
 from belljar.surfaces.auth.principals import is_safe_url
 from belljar.surfaces.auth.tokens import get_json, metadata_urls
 
@@ -106,7 +106,13 @@ class CodeFlow:
                 answer = await client.post(endpoint, data=form, headers={"accept": "application/json"})
                 answer.raise_for_status()
                 document = answer.json()
-        except (httpx2.HTTPError, ValueError) as error:
+        except httpx2.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise self._away() from error
+            raise InvalidArgument("the issuer gave no token for this sign-in", hint="Sign in again") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._away() from error
+        except ValueError as error:
             raise InvalidArgument("the issuer gave no token for this sign-in", hint="Sign in again") from error
         token = cast("dict[str, Any]", document).get("access_token") if isinstance(document, dict) else None
         if not isinstance(token, str):
@@ -119,13 +125,21 @@ class CodeFlow:
             for url in metadata_urls(self._issuer):
                 try:
                     metadata = await get_json(client, url)
-                except (httpx2.HTTPError, ValueError):
+                except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
                     continue
                 found = (metadata.get("authorization_endpoint"), metadata.get("token_endpoint"))
                 is_its_own = metadata.get("issuer") == self._issuer
                 if is_its_own and all(isinstance(one, str) and is_safe_url(one) for one in found):
                     return cast("tuple[str, str]", found)
-        raise EngineError("the issuer cannot be reached, or does not say where to sign in", hint="Try again later")
+        raise self._away()
+
+    def _away(self) -> IssuerUnreachable:
+        # The address of an issuer is no secret: everybody who signs in is sent there.
+        return IssuerUnreachable(
+            f"The issuer {self._issuer} cannot be reached from this server, or does not say where to sign in",
+            hint="Try again in a minute. If it stays so, tell who runs this server: the setting oauth_issuer names the "
+            "issuer, which has to answer at /.well-known/oauth-authorization-server or openid-configuration",
+        )
 
 
 def _digest(cookie: str) -> bytes:
