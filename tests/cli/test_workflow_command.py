@@ -82,6 +82,28 @@ def test_declined_expired_and_answered_twice_are_told_apart_by_the_command(comma
     assert "question of step ask expired at" in expired.err or "nobody answered within 0.01 s" in expired.err
 
 
+def test_a_cell_that_asks_in_its_middle_is_answered_from_another_terminal(command: Command, place: Path):
+    (place / "w.yaml").write_text(workflow(code("ask", "n = 2\nn * int(input('How often? '))"), name="asks"))
+    arguments = [sys.executable, "-m", "belljar", "workflow", "run", "w.yaml"]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+
+        def waiting() -> Any:
+            return [run for run in json.loads(command("workflow", "list", "--json").out) if run["question"]]
+
+        (listed,) = until_blocking(waiting)
+        assert (
+            f"belljar workflow answer {listed['run']} answer=… goes on"
+            in command("workflow", "show", listed["run"]).out
+        )
+        answered = command("workflow", "answer", listed["run"], "answer=21")
+        assert (answered.code, "goes on with it" in answered.err) == (0, True)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "42\n"), err
+    assert "waits for a person (ask): How often?" in err
+
+
 def test_a_failed_run_is_resumed_and_a_changed_text_is_refused(command: Command, place: Path):
     path = place / "w.yaml"
     path.write_text(workflow(code("a", "n = 1\nn"), code("b", "n / 0")))

@@ -24,6 +24,7 @@ def result(error: str | None = None, **fields: Any) -> ExecutionResult:
     [
         ("ModuleNotFoundError: No module named 'sklearn.svm'", 'packages=["scikit-learn"], session_id="s")'),
         ("ModuleNotFoundError: No module named 'my_pkg'", 'install_dependencies(packages=["my-pkg"]'),
+        ("ModuleNotFoundError: No module named 'skills.tidy'", "Next: os.listdir('skills') names those there are"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'a.csv'", 'list_session_files(session_id="s")'),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/a.csv'", "/mnt/sales"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'C:\\\\a.csv'", "upload_file("),

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import re
+import shlex
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -39,6 +40,7 @@ from belljar.workflows.views import RunInfo, run_info, run_text
 OWNER = "local"
 WAITING = 3
 """The exit status of a run that waits for a person."""
+MOST_FIELDS = 10
 _LONG_S = 3600.0
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
@@ -274,7 +276,7 @@ def _asked(info: RunInfo) -> str:
 def _for_person(info: RunInfo) -> str:
     lines = [line for line in run_text(info).split("\n") if not line.startswith(_FOR_MODELS)]
     if info.questions:
-        lines.append(f"belljar workflow answer {info.run} goes on with it")
+        lines.append(_how_to_answer(info))
     elif info.state in ("interrupted", "failed", "stopped"):
         lines.append(f"belljar workflow resume {info.run} goes on from there")
     return "\n".join(lines)
@@ -348,12 +350,26 @@ def _print_end(info: RunInfo, *, as_json: bool) -> None:
     elif info.state == "done" and info.result is not None:
         print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
     if info.state == "waiting":
-        for question in info.questions:
-            print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
-        print(f"belljar workflow answer {info.run} goes on with it", file=sys.stderr)
+        _print_questions(info)
     elif info.state != "done":
         print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
         print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
+
+
+def _print_questions(info: RunInfo) -> None:
+    for question in info.questions:
+        print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
+    print(_how_to_answer(info), file=sys.stderr, flush=True)
+
+
+def _how_to_answer(info: RunInfo) -> str:
+    """Return the command that answers the first question of a run, with the names of its fields."""
+    question = info.questions[0]
+    properties = question.fields.get("properties")
+    names = [*properties][:MOST_FIELDS] if isinstance(properties, dict) else []
+    step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
+    fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
+    return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
 
 
 def _status(info: RunInfo) -> int:
@@ -369,8 +385,11 @@ def _status(info: RunInfo) -> int:
 
 
 async def _follow(runtime: Runtime, run: LiveRun) -> None:
-    """Tell what happens until the run has ended, or asks something that nobody here can answer."""
-    told = 0
+    """Tell what happens until the run has ended, or asks something that nobody here can answer.
+
+    A cell that asks in its middle would end with this process, so its answer is waited for here.
+    """
+    told = held = 0
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     stdin = StandardInput()
     while True:
@@ -381,10 +400,15 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
             return
         if run.state == "waiting":
             questions = runtime.workflows.questions(run.id, run.record.principal)
-            if not can_ask or not questions:
+            if can_ask and questions:
+                await _ask(runtime, run, *questions[0], stdin)
+                continue
+            if not run.is_held:
                 return
-            await _ask(runtime, run, *questions[0], stdin)
-            continue
+            if held != (held := run.number):
+                info = runtime.workflows.show(run.id, run.record.principal)
+                _print_questions(info)
+                print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
         if run.number == told:
             await run.wait_for_change(_LONG_S)
 

@@ -22,6 +22,7 @@ from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.journal.journal import KILLED
 from belljar.models import ExecutionResult
 from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
@@ -104,7 +105,8 @@ class Report:
     @property
     def stderr(self) -> str:
         """Return stderr with what else there is to know: what was lost before it ran, and how it failed."""
-        failure = "\n".join(self.result.traceback)
+        # The traceback of a shell command that was stopped would show how belljar runs commands.
+        failure = "" if self.is_shell else "\n".join(self.result.traceback)
         error = self.result.error or ""
         if error and not self.is_running and error not in failure and error not in self.streams.stderr:
             failure = "\n".join(filter(None, [failure, error]))
@@ -278,10 +280,16 @@ class Executions:
         fields |= {"executionType": execution_type, "status": report.status}
         if not report.is_running and not report.result.success:
             message = report.result.error or report.result.cause or report.result.status
-            fields["error"] = envelope(_ERROR_CODES[report.result.status], message)
+            fields["error"] = envelope(_error_code(report.result), message)
         result["executionResult"] = self.value(report)
         result["executionTimeInMilliseconds"] = report.milliseconds
         return {**fields, "result": result}
+
+
+def _error_code(result: ExecutionResult) -> str:
+    """Return the code of a failure. What a killed server left in its queue was refused by nobody."""
+    is_left_over = result.status == "rejected" and KILLED in str(result.cause)
+    return "ExecutionNotStarted" if is_left_over else _ERROR_CODES[result.status]
 
 
 def is_command(fields: dict[str, Any]) -> bool:
