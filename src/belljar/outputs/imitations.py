@@ -14,7 +14,7 @@ PRINTED = "printed: "
 _BRACKETS = "\\[\uff3b\u3010\u3014\u3016\u27e6\u2045\u2772\ufe5d"
 _COLONS = ":\uff1a\ufe55\u2236\ua789\ufe30\u02f8\u0589"
 _DASHES = "\u2010-\u2015\u2212|>\u00bb;!"
-# Characters that nobody sees between two letters, and colours. Bounded and possessive, so that a search takes linear time.
+# Characters that nobody sees between two letters, and colours. Bounded and possessive: a search takes linear time.
 _UNSEEN = (
     "(?:[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]|\x1b\\[[0-9;:]{0,16}m){0,8}+"
