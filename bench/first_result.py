@@ -3,7 +3,7 @@
 import time
 from contextlib import AsyncExitStack
 
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime, open_runtime
 from bench.figures import Figure, Round, paired
 from bench.ipykernels import open_ipykernel

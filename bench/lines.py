@@ -5,7 +5,7 @@ import statistics
 import time
 from pathlib import Path
 
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session
 from bench.figures import Figure

@@ -210,7 +210,7 @@ class ForkingPlace(Place):
     """Of each session: its user on the host, where it has one."""
 
     def folders(self, session_id: str, *, fork_of: str = "") -> SessionFolders:
-        """As a server has them: a fork is the same user as its origin."""
+        """As a server has them: a fork is the same user as its parent."""
         if session_id not in self.identities:
             self.identities[session_id] = self.identities[fork_of] if fork_of else self.starter.provider.take_identity()
         return SessionFolders(session_id, self.folder / session_id, self.identities[session_id])
@@ -231,11 +231,11 @@ class ForkingPlace(Place):
             await kernel.aclose()
 
 
-def branching() -> Provider:
+def nesting() -> Provider:
     """The provider that sessions are forked behind, or a skipped test that says what the host lacks."""
     provider = usable("namespace")
     assert isinstance(provider, ForkableProvider)
-    if gap := provider.branching_gap():
+    if gap := provider.nesting_gap():
         pytest.skip(f"no session can be forked here: {gap}")
     return provider
 
@@ -244,7 +244,7 @@ def branching() -> Provider:
 async def open_forking_place(environment: Environment, folder: Path, /, **flags: object) -> AsyncIterator[ForkingPlace]:
     """With a zygote that is warm, or as warm as it will be."""
     folder.chmod(0o711)  # sandboxes pass through it
-    provider = branching()
+    provider = nesting()
     settings = shared_settings().model_copy(update=flags)
     starter = KernelStarter(settings, provider, folder)
     try:

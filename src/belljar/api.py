@@ -13,7 +13,8 @@ from itertools import islice
 from belljar.answers import typed_prompt, values_of
 from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
-from belljar.executions.execution import Execution, interrupt_all, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution, interrupt_all
 from belljar.executions.file_changes import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import PAGED_LIMIT

@@ -20,7 +20,8 @@ from belljar.attachments.messages import (
 )
 from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session
 from shared_environment import settings_with

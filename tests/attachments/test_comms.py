@@ -11,7 +11,8 @@ import pytest
 from belljar.attachments import AttachedSession, open_attachment
 from belljar.attachments.local import MOST_WAITING_BYTES, CommViews
 from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime, open_runtime

@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session

@@ -19,7 +19,7 @@ from ran_sessions import Ran, execute, ran, settings_in
 
 import belljar as package
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.journal.journal import open_journal
 from belljar.journal.schema import VERSION
 from belljar.journal.session_records import SessionRecords

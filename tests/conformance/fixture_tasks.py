@@ -7,7 +7,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.server import require_client_extension
 from mcp.types import CallToolResult, InputRequiredResult, TextContent
 
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime
 from belljar.surfaces.execution_wait import leave_as_task
 from belljar.surfaces.interpreter import InterpreterSurface

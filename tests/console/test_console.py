@@ -306,14 +306,35 @@ async def test_a_page_that_is_open_gets_what_changes(place: Place) -> None:
         assert "Nothing has run yet" in page
         done: list[str] = []
         async with events(browser, f"/console/stream?page=session:{session_id}&after=") as happened:
-            await place.agent.execute("print('<i>one</i>')\nprint('two')\n3", session_id)
+            code = "print('<i>one</i>')\nimport os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
+            await place.agent.fields("execute_code", code=code, session_id=session_id, wait_s=0)
             async for event in happened:
                 change = event["data"]
                 done.append(change["do"])
                 assert "<i>" not in change.get("html", "")
+                if change["do"] == "append":
+                    await browser.put(f"/api/v1/sessions/{session_id}/files/go", content=b"")
                 if "end-" in change["target"]:
                     break
         assert {"cell", "append"} <= set(done)
+
+
+async def test_a_cell_that_has_ended_when_the_page_hears_of_it_comes_whole(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    async with place.operator() as browser:
+        for number in range(3):
+            await place.agent.execute(f"print('<i>{number}</i>')\n{number}", session_id)
+        async with events(browser, f"/console/stream?page=session:{session_id}&after=") as happened:
+            cells: list[str] = []
+            async for event in happened:
+                change = event["data"]
+                if change["do"] == "cell":
+                    cells.append(change["html"])
+                if len(cells) == 3:
+                    break
+        for number, html in enumerate(cells):
+            assert f"&lt;i&gt;{number}&lt;/i&gt;" in html
+            assert 'id="end-' in html
 
 
 async def test_looking_does_not_use_a_session(place: Place) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.executions.shared_folder import OwnerFolders, SharedFolder
 from belljar.files.workspace import Workspace, snapshot
 from belljar.models import ExecutionResult

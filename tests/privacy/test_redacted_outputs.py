@@ -13,7 +13,7 @@ from personal_data import mixed_texts
 
 import belljar
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.outputs.events import (
     ClearOutput,
     CommMessage,

@@ -10,7 +10,7 @@ from belljar.environments import Environment
 from belljar.provisioning.program_process import ProgramEnd, program_arguments, run_program
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from cells import branching
+from cells import nesting
 from shared_environment import shared_settings
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def starter(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KernelStarter]:
-    starter = KernelStarter(shared_settings(), branching(), tmp_path_factory.mktemp("unused"))
+    starter = KernelStarter(shared_settings(), nesting(), tmp_path_factory.mktemp("unused"))
     yield starter
     await starter.aclose()
 

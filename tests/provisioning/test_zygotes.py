@@ -184,7 +184,7 @@ async def test_a_zygote_that_cannot_fork_now_is_there_for_the_next(environment: 
     async with preloaded(environment, tmp_path, max_processes=16) as (place, _):
         zygote = await zygote_of(place)
         assert zygote is not None
-        async with fill(zygote.trunk, environment), place.open("ipython", "meanwhile") as kernel:
+        async with fill(zygote.sandbox, environment), place.open("ipython", "meanwhile") as kernel:
             assert await value(kernel, IS_FORKED) == "False"
         async with place.open("ipython", "later") as kernel:
             assert await value(kernel, IS_FORKED) == "True"
@@ -206,7 +206,8 @@ async def fill(sandbox: Sandbox, environment: Path) -> AsyncIterator[None]:
         finally:
             os.kill(process.pid, signal.SIGKILL)
             await process.wait()
-            # Its end is when the last of them has gone; while the first is going, branches are still made below it.
+            # Its end is when the last of them has gone; while the first is going, nested sandboxes are still made
+            # below it.
             await asyncio.to_thread(said.read)
             await until(lambda: not process.is_there())
 
@@ -245,10 +246,10 @@ async def test_a_session_starts_though_what_it_was_to_be_forked_from_dies_at_tha
     forks = ZygoteProcess.fork
 
     async def fork_as_it_dies(zygote: ZygoteProcess, *words: Any, **options: Any) -> IPythonKernel:
-        trunk = zygote.trunk
-        assert isinstance(trunk, NamespaceSandbox)
-        os.kill(trunk.holder().first_pid, signal.SIGKILL)
-        await until(lambda: not trunk.processes()[0].is_there())
+        sandbox = zygote.sandbox
+        assert isinstance(sandbox, NamespaceSandbox)
+        os.kill(sandbox.holder().first_pid, signal.SIGKILL)
+        await until(lambda: not sandbox.processes()[0].is_there())
         return await forks(zygote, *words, **options)
 
     async with preloaded(default_environment.python.parent.parent, tmp_path) as (place, _):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from forked_sandboxes import BranchedProvider, ForkedSandboxes, branching_provider
+from forked_sandboxes import ForkedSandboxes, NestedProvider, nesting_provider
 from trials import READABLE, Opener, tight, usable
 
 from belljar.sandboxes.base import HostFolder, Identity, Limits, Provider, Sandbox, SandboxSpec
@@ -18,20 +18,20 @@ FOREIGN = os.environ.get("SANDBOX_UNDER_TEST", "")
 
 
 def _usable(name: str) -> Provider:
-    return BranchedProvider(branching_provider()) if name == "branch" else usable(name)
+    return NestedProvider(nesting_provider()) if name == "nested" else usable(name)
 
 
-@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "branch", "gvisor", "container", "microvm"])
+@pytest.fixture(params=[FOREIGN] if FOREIGN else ["process", "namespace", "nested", "gvisor", "container", "microvm"])
 def provider(request: pytest.FixtureRequest) -> Provider:
     return _usable(request.param)
 
 
-@pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
+@pytest.fixture(params=["namespace", "nested", "gvisor", "container"])
 def isolating(request: pytest.FixtureRequest) -> Provider:
-    return _usable("branch") if request.param == "branch" else tight(request.param)
+    return _usable("nested") if request.param == "nested" else tight(request.param)
 
 
-@pytest.fixture(params=["namespace", "branch", "gvisor", "container"])
+@pytest.fixture(params=["namespace", "nested", "gvisor", "container"])
 def mounting(request: pytest.FixtureRequest) -> Provider:
     """The same, and versions that refuse less of other things but mount as the others do."""
     return _usable(request.param)
@@ -71,7 +71,7 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
 
 @pytest.fixture
 async def forks(tmp_path: Path) -> AsyncIterator[ForkedSandboxes]:
-    forks = ForkedSandboxes(branching_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
+    forks = ForkedSandboxes(nesting_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
     yield forks
     await forks.aclose()
 

@@ -1,4 +1,5 @@
-"""Sandboxes to fork from (trunks), their forks (branches), and processes that fork into those as a zygote does."""
+"""Sandboxes to fork from, those nested in them, and processes that fork into those as a zygote
+does."""
 
 import asyncio
 import json
@@ -114,7 +115,7 @@ class SandboxedProcess:
 
 
 class ForkedSandboxes:
-    """Opens trunks, branches and their processes, and closes what was opened."""
+    """Opens forkable and nested sandboxes and their processes, and closes what was opened."""
 
     def __init__(self, provider: NamespaceProvider, folder: Path, limits: Limits) -> None:
         self.provider = provider
@@ -141,9 +142,9 @@ class ForkedSandboxes:
             identity=identity,
         )
 
-    async def trunk(self, readable: Sequence[Path] = ()) -> SandboxedProcess:
+    async def parent(self, readable: Sequence[Path] = ()) -> SandboxedProcess:
         spec = self.spec(readable=readable)
-        sandbox = await self.provider.open_trunk(spec)
+        sandbox = await self.provider.open_forkable(spec)
         self.opened.append(sandbox)
         ours, theirs = self._pair()
         command = [PYTHON, "-I", "-S", "-c", FORKER, str(theirs.fileno())]
@@ -163,34 +164,34 @@ class ForkedSandboxes:
                 pass_fds=pass_fds,
             )
 
-    async def open_branch(
-        self, origin: Sandbox, spec: SandboxSpec | None = None
+    async def open_nested(
+        self, parent: Sandbox, spec: SandboxSpec | None = None
     ) -> tuple[ForkedSandbox, SandboxProcess]:
-        branch = await self.provider.open_branch(spec or self.spec(), origin)
-        self.opened.append(branch)
-        return branch, await self.hold(branch)
+        nested = await self.provider.open_nested(spec or self.spec(), parent)
+        self.opened.append(nested)
+        return nested, await self.hold(nested)
 
-    async def branch(self, origin: SandboxedProcess, *, joins: bool = True) -> SandboxedProcess:
-        """A branch of the sandbox, entered by a fork of the process in it."""
+    async def nested(self, parent: SandboxedProcess, *, joins: bool = True) -> SandboxedProcess:
+        """A nested sandbox of the sandbox, entered by a fork of the process in it."""
         spec = self.spec()
-        branch, process = await self.open_branch(origin.sandbox, spec)
-        return await self.enter(origin, branch, process, spec, joins=joins)
+        nested, process = await self.open_nested(parent.sandbox, spec)
+        return await self.enter(parent, nested, process, spec, joins=joins)
 
     async def enter(
         self,
-        origin: SandboxedProcess,
-        branch: ForkedSandbox,
+        parent: SandboxedProcess,
+        nested: ForkedSandbox,
         process: SandboxProcess,
         spec: SandboxSpec,
         *,
         joins: bool = True,
     ) -> SandboxedProcess:
-        entrance = branch.entrance()
-        message = {"flags": entrance.flags, "uid": entrance.identity.uid, "gid": entrance.identity.gid}
-        groups = entrance.groups if joins else ()
-        peer, pid = await self._tell(origin, message, "entered", [entrance.holder], groups)
-        branch.admit(pid)
-        return SandboxedProcess(branch, spec, peer, process, pid)
+        entry = nested.entry()
+        message = {"flags": entry.flags, "uid": entry.identity.uid, "gid": entry.identity.gid}
+        groups = entry.groups if joins else ()
+        peer, pid = await self._tell(parent, message, "entered", [entry.holder], groups)
+        nested.admit(pid)
+        return SandboxedProcess(nested, spec, peer, process, pid)
 
     async def copy(self, sandboxed: SandboxedProcess) -> SandboxedProcess:
         """A fork that stays in the sandbox."""
@@ -230,11 +231,11 @@ class ForkedSandboxes:
             peer.close()
 
 
-def branching_provider() -> NamespaceProvider:
-    """One that can branch here, or a skipped test that says why not."""
+def nesting_provider() -> NamespaceProvider:
+    """One that can nested sandbox here, or a skipped test that says why not."""
     provider = _provider()
-    if gap := provider.branching_gap():
-        pytest.skip(f"no branches: {gap}")
+    if gap := provider.nesting_gap():
+        pytest.skip(f"no nested sandboxes: {gap}")
     return provider
 
 
@@ -244,10 +245,10 @@ def _provider() -> NamespaceProvider:
     return NamespaceProvider()
 
 
-class BranchedProvider:
-    """A provider like any other, whose sandboxes are branches: each of a trunk that is closed but for it."""
+class NestedProvider:
+    """A provider like any other, whose sandboxes are nested sandboxes: each of a parent that is closed but for it."""
 
-    name = "branch"
+    name = "nested"
     isolates = True
 
     def __init__(self, provider: NamespaceProvider) -> None:
@@ -259,16 +260,16 @@ class BranchedProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         spec.workspace.parent.parent.chmod(0o711)
-        folder = spec.workspace.parent / "trunk"
+        folder = spec.workspace.parent / "parent"
         folder.mkdir()
-        trunk = await self._provider.open_trunk(
-            SandboxSpec("trunk", folder, folder, folder, spec.readable, branches_folder=spec.workspace.parent.parent)
+        parent = await self._provider.open_forkable(
+            SandboxSpec("parent", folder, folder, folder, spec.readable, nested_folder=spec.workspace.parent.parent)
         )
         with Path(os.devnull).open("w") as nowhere:
-            await trunk.spawn(
+            await parent.spawn(
                 ["sleep", "infinity"], environment=ENVIRONMENT, stdout=nowhere.fileno(), stderr=nowhere.fileno()
             )
         try:
-            return await self._provider.open_branch(spec, trunk)
+            return await self._provider.open_nested(spec, parent)
         finally:
-            await trunk.aclose()
+            await parent.aclose()

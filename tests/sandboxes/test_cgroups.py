@@ -95,7 +95,7 @@ async def test_a_unified_group_is_written_with_its_limits_and_no_swap(tree: Fake
     assert written == {"memory.swap.max": "0ax", "cpu.max": "150000 100000", "pids.max": "20x"}, "written over in place"
     assert (folder / "memory.max").read_text() == str(100 << 20)
     assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
-    assert group.entrances() == [str(folder / "cgroup.procs")]
+    assert group.procs_files() == [str(folder / "cgroup.procs")]
     await groups.remove(group)
     assert [path for path in tree.top.iterdir() if path.is_dir()] == []
 

@@ -186,8 +186,8 @@ async def test_many_sandboxes_leave_no_descriptor_and_no_zombie(provider: Provid
 async def test_without_pidfds_a_thread_waits(
     provider: Provider, open_sandbox: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if provider.name == "branch":
-        pytest.skip("a branch is entered through a pidfd")
+    if provider.name == "nested":
+        pytest.skip("a nested sandbox is entered through a pidfd")
 
     def refuse(_pid: int, _flags: int = 0) -> int:
         raise OSError(38, "Function not implemented")

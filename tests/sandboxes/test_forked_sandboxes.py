@@ -16,8 +16,7 @@ from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Identity
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace import fork_trial as branch_trial
-from belljar.sandboxes.namespace import hardening
+from belljar.sandboxes.namespace import fork_trial, hardening
 from belljar.sandboxes.namespace import namespaces as places
 from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
@@ -68,24 +67,24 @@ def namespace_of(pid: int) -> str:
 # What is inside
 
 
-async def test_a_branch_has_the_memory_of_its_origin_and_files_of_its_own(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    await trunk.ask("kept = ['from the trunk']")
-    one, other = await forks.branch(trunk), await forks.branch(trunk)
+async def test_a_nested_sandbox_has_the_memory_of_its_parent_and_files_of_its_own(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    await parent.ask("kept = ['from the parent']")
+    one, other = await forks.nested(parent), await forks.nested(parent)
     await one.ask("kept.append('one'); open('made', 'w').write('x')")
     assert await one.ask("answer = kept, sorted(os.listdir('.')), os.getcwd()") == [
-        ["from the trunk", "one"],
+        ["from the parent", "one"],
         ["made", one.spec.session_id],
         "/mnt/data",
     ]
-    assert await other.ask("answer = kept, os.listdir('.')") == [["from the trunk"], [other.spec.session_id]]
+    assert await other.ask("answer = kept, os.listdir('.')") == [["from the parent"], [other.spec.session_id]]
     assert (one.spec.workspace / "made").read_text() == "x"
 
 
 async def test_every_namespace_is_its_own(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    sandboxed_processes = [trunk, await forks.branch(trunk), await forks.branch(trunk)]
-    sandboxed_processes.append(await forks.branch(sandboxed_processes[1]))
+    parent = await forks.parent()
+    sandboxed_processes = [parent, await forks.nested(parent), await forks.nested(parent)]
+    sandboxed_processes.append(await forks.nested(sandboxed_processes[1]))
     seen = [await sandboxed.ask(NAMESPACES) for sandboxed in sandboxed_processes]
     for kind in KINDS:
         found = {str(namespaces[kind]) for namespaces in seen if isinstance(namespaces, dict)}
@@ -93,29 +92,29 @@ async def test_every_namespace_is_its_own(forks: ForkedSandboxes) -> None:
 
 
 async def test_nothing_of_any_privilege_is_left_and_the_filter_holds(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    branch = await forks.branch(trunk)
+    parent = await forks.parent()
+    nested = await forks.nested(parent)
     code = "answer = [line.split()[1] for line in open('/proc/self/status') if line[:3] == 'Cap' or 'NoNew' in line]"
-    for sandboxed in (trunk, branch, await forks.branch(branch)):
+    for sandboxed in (parent, nested, await forks.nested(nested)):
         assert await sandboxed.ask(code) == ["0" * 16] * 5 + ["1"]
         assert await sandboxed.ask("answer = libc.unshare(0x10000000)") == -1
         assert await sandboxed.ask("answer = libc.setns(os.pidfd_open(os.getpid()), 0x7e020000)") == -1
-    assert "Error" in str(await branch.ask("os.setuid(0)"))
+    assert "Error" in str(await nested.ask("os.setuid(0)"))
 
 
 async def test_no_process_of_another_sandbox_is_seen(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one, _ = await forks.branch(trunk), await forks.branch(trunk)
+    parent = await forks.parent()
+    one, _ = await forks.nested(parent), await forks.nested(parent)
     assert await one.ask(PROCESSES) == [1, 2, 3]
-    clone = await forks.branch(one)
+    clone = await forks.nested(one)
     assert await clone.ask(PROCESSES) == [1, 2, 3]
 
 
 @for_root
-async def test_a_branch_of_roots_is_a_user_of_its_own(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one, other = await forks.branch(trunk), await forks.branch(trunk)
-    uids = [sandboxed.spec.workspace.stat().st_uid for sandboxed in (trunk, one, other)]
+async def test_a_nested_sandbox_of_roots_is_a_user_of_its_own(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one, other = await forks.nested(parent), await forks.nested(parent)
+    uids = [sandboxed.spec.workspace.stat().st_uid for sandboxed in (parent, one, other)]
     assert len({0, *uids}) == 4
     await one.ask("open('made', 'w').close()")
     assert (one.spec.workspace / "made").stat().st_uid == uids[1]
@@ -124,21 +123,21 @@ async def test_a_branch_of_roots_is_a_user_of_its_own(forks: ForkedSandboxes) ->
         [uids[1]] * 3,
         [],
     ]
-    clone = await forks.branch(one)
+    clone = await forks.nested(one)
     assert clone.spec.workspace.stat().st_uid == uids[1]
 
 
-async def test_what_it_inherits_is_limited_as_the_branch_is(forks: ForkedSandboxes) -> None:
-    sandboxed = await forks.branch(await forks.trunk())
+async def test_what_it_inherits_is_limited_as_the_nested_sandbox_is(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.nested(await forks.parent())
     code = "import resource; answer = resource.getrlimit(7), resource.getrlimit(4), len(os.sched_getaffinity(0))"
     assert await sandboxed.ask(code) == [[256, 256], [0, 0], 1]
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["by itself", "moved"])
-async def test_who_enters_is_in_the_control_groups_of_the_branch(forks: ForkedSandboxes, joins: bool) -> None:
+async def test_who_enters_is_in_the_control_groups_of_the_nested_sandbox(forks: ForkedSandboxes, joins: bool) -> None:
     _need_groups()
-    trunk = await forks.trunk()
-    sandboxed = await forks.branch(trunk, joins=joins)
+    parent = await forks.parent()
+    sandboxed = await forks.nested(parent, joins=joins)
     group = sandboxed.sandbox._enforcement.group  # type: ignore[attr-defined]
     assert group.has(sandboxed.pid)
     assert (
@@ -146,10 +145,10 @@ async def test_who_enters_is_in_the_control_groups_of_the_branch(forks: ForkedSa
     )
 
 
-async def test_the_memory_of_a_branch_is_limited(forks: ForkedSandboxes) -> None:
+async def test_the_memory_of_a_nested_sandbox_is_limited(forks: ForkedSandboxes) -> None:
     _need_groups()
-    sandboxed = await forks.branch(await forks.trunk())
-    other = await forks.branch(sandboxed)
+    sandboxed = await forks.nested(await forks.parent())
+    other = await forks.nested(sandboxed)
     assert await sandboxed.ask("much = bytearray(512 * 1024 * 1024)") is None
     (incident,) = sandboxed.sandbox.incidents()
     assert incident.kind == "out_of_memory"
@@ -162,12 +161,15 @@ def _need_groups() -> None:
         pytest.skip("control groups cannot be written here")
 
 
-# What the host looks like from a sandbox that is branched
+# What the host looks like from a sandbox that is nested
 
 
-async def test_the_code_of_an_origin_sees_nothing_of_the_host_while_branches_are_made(forks: ForkedSandboxes) -> None:
-    """What makes a branch is a process of its pid namespace: a child looks into each one as soon as it is there."""
-    sandboxed = await forks.branch(await forks.trunk())
+async def test_the_code_of_a_parent_sees_nothing_of_the_host_while_nested_sandboxes_are_made(
+    forks: ForkedSandboxes,
+) -> None:
+    """What makes a nested sandbox is a process of its pid namespace: a child looks into each one as soon as it is
+    there."""
+    sandboxed = await forks.nested(await forks.parent())
     secret = forks.folder.parent / "secret"
     secret.write_text("of the host")
     named = f"of-the-host-{os.getpid()}"
@@ -201,16 +203,16 @@ os.read(reading, 1)
         assert f"@{named}" in Path("/proc/net/unix").read_text()
         assert await sandboxed.ask(code) is None
         for _ in range(5):
-            await forks.open_branch(sandboxed.sandbox)
+            await forks.open_nested(sandboxed.sandbox)
     assert await sandboxed.ask("os.kill(watcher, signal.SIGTERM); answer = os.read(reading, 9999).decode()") == "[]"
 
 
-async def test_only_what_is_in_a_branch_stays_in_sight_of_its_origin(forks: ForkedSandboxes) -> None:
-    sandboxed = await forks.branch(await forks.trunk())
-    await forks.open_branch(sandboxed.sandbox)
+async def test_only_what_is_in_a_nested_sandbox_stays_in_sight_of_its_parent(forks: ForkedSandboxes) -> None:
+    sandboxed = await forks.nested(await forks.parent())
+    await forks.open_nested(sandboxed.sandbox)
     shown: object = []
     async with asyncio.timeout(30):
-        # Its own three, and the first process of the branch with its command, which is there a moment later.
+        # Its own three, and the first process of the nested sandbox with its command, which is there a moment later.
         while not isinstance(shown, list) or len(shown) < 5:
             shown = await sandboxed.ask(PROCESSES)
     assert len(shown) == 5
@@ -220,9 +222,9 @@ async def test_only_what_is_in_a_branch_stays_in_sight_of_its_origin(forks: Fork
 # Ends
 
 
-async def test_killing_a_branch_ends_all_of_it_and_nothing_else(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one, other = await forks.branch(trunk), await forks.branch(trunk)
+async def test_killing_a_nested_sandbox_ends_all_of_it_and_nothing_else(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one, other = await forks.nested(parent), await forks.nested(parent)
     await one.ask("os.fork() or (os.setsid(), os.fork() or signal.pause())")
     inside = residents(one)
     await one.sandbox.kill()
@@ -230,26 +232,26 @@ async def test_killing_a_branch_ends_all_of_it_and_nothing_else(forks: ForkedSan
     assert not inside & pids()
     assert await one.process.wait() == -signal.SIGKILL
     assert await other.ask("answer = 1") == 1
-    assert await trunk.ask("answer = 1") == 1
+    assert await parent.ask("answer = 1") == 1
 
 
-async def test_an_origin_that_is_closed_first_leaves_its_branches_alone(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one = await forks.branch(trunk)
-    clone = await forks.branch(one)
-    await trunk.sandbox.aclose()
-    assert await trunk.is_gone()
+async def test_a_parent_that_is_closed_first_leaves_its_nested_sandboxes_alone(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one = await forks.nested(parent)
+    clone = await forks.nested(one)
+    await parent.sandbox.aclose()
+    assert await parent.is_gone()
     await one.sandbox.aclose()
     await one.sandbox.aclose()
     assert await one.is_gone()
     assert await clone.ask(PROCESSES) == [1, 2, 3]
     await clone.sandbox.aclose()
     assert await clone.is_gone()
-    assert await trunk.process.wait() == -signal.SIGKILL
+    assert await parent.process.wait() == -signal.SIGKILL
 
 
 async def test_a_sandbox_of_which_some_are_spared_stays_open_for_them(forks: ForkedSandboxes) -> None:
-    sandboxed = await forks.branch(await forks.trunk())
+    sandboxed = await forks.nested(await forks.parent())
     code = "answer = [p for p in (os.fork() for _ in range(3)) if p or signal.pause()]"
     children = await sandboxed.ask(code)
     assert isinstance(children, list)
@@ -261,22 +263,22 @@ async def test_a_sandbox_of_which_some_are_spared_stays_open_for_them(forks: For
     assert not inside & pids()
 
 
-async def test_a_spared_process_can_still_be_branched_from(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one = await forks.branch(trunk)
+async def test_a_spared_process_can_still_be_nested_in(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one = await forks.nested(parent)
     copy = await forks.copy(one)
     await one.sandbox.kill([copy.pid])
     assert await one.is_gone()
-    clone = await forks.branch(copy)
+    clone = await forks.nested(copy)
     assert await clone.ask("answer = 6 * 7") == 42
-    assert await trunk.ask("answer = 1") == 1
+    assert await parent.ask("answer = 1") == 1
 
 
 async def test_a_relay_of_the_command_outlives_what_is_killed_but_not_the_sandbox(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
+    parent = await forks.parent()
     reading, writing = os.pipe()
-    branch = await forks.provider.open_branch(forks.spec(), trunk.sandbox)
-    forks.opened.append(branch)
+    nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
+    forks.opened.append(nested)
     relay = f"""
 import os, signal
 if os.fork():
@@ -286,20 +288,20 @@ os.setsid()
 os.write({writing}, b"relaying")
 signal.pause()
 """
-    process = await forks.hold(branch, [PYTHON, "-I", "-S", "-c", relay], [writing])
+    process = await forks.hold(nested, [PYTHON, "-I", "-S", "-c", relay], [writing])
     os.close(writing)
-    sandboxed = await forks.enter(trunk, branch, process, forks.spec())
+    sandboxed = await forks.enter(parent, nested, process, forks.spec())
     assert await read_until(reading, b"relaying") == b"relaying"
     copy = await forks.copy(sandboxed)
-    await branch.kill([copy.pid])
+    await nested.kill([copy.pid])
     assert await sandboxed.is_gone()
     assert await copy.ask(PROCESSES.replace("answer =", "answer = len(") + ")") == 4
-    await branch.kill()
+    await nested.kill()
     assert await read_to_end(reading) == ""
 
 
 async def test_processes_that_replace_each_other_are_ended(forks: ForkedSandboxes) -> None:
-    sandboxed = await forks.branch(await forks.trunk())
+    sandboxed = await forks.nested(await forks.parent())
     copy = await forks.copy(sandboxed)
     replace_each_other = """
 for _ in range(8):
@@ -317,46 +319,46 @@ for _ in range(8):
     assert copy.sandbox.incidents() == []
 
 
-async def test_the_death_of_a_trunk_is_the_end_of_all(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one = await forks.branch(trunk)
-    clone = await forks.branch(one)
-    assert isinstance(trunk.sandbox, NamespaceSandbox)
-    os.kill(trunk.sandbox.holder().first_pid, signal.SIGKILL)
-    for sandboxed in (trunk, one, clone):
+async def test_the_death_of_a_parent_is_the_end_of_all(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one = await forks.nested(parent)
+    clone = await forks.nested(one)
+    assert isinstance(parent.sandbox, NamespaceSandbox)
+    os.kill(parent.sandbox.holder().first_pid, signal.SIGKILL)
+    for sandboxed in (parent, one, clone):
         assert await sandboxed.is_gone()
         assert await sandboxed.process.wait() == -signal.SIGKILL
     with pytest.raises(SandboxUnavailable):
-        await forks.branch(trunk)
+        await forks.nested(parent)
 
 
-async def test_a_killed_branch_can_be_opened_again(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    one = await forks.branch(trunk)
+async def test_a_killed_sandbox_can_be_opened_again(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one = await forks.nested(parent)
     await one.sandbox.kill()
     assert isinstance(one.sandbox, ForkedSandbox)
     process = await forks.hold(one.sandbox)
-    again = await forks.enter(trunk, one.sandbox, process, one.spec)
+    again = await forks.enter(parent, one.sandbox, process, one.spec)
     assert await again.ask("answer = os.listdir('.')") == [one.spec.session_id]
 
 
 async def test_many_at_once_leave_nothing_behind(forks: ForkedSandboxes) -> None:
-    async def cycle(trunk: SandboxedProcess) -> None:
-        sandboxes = await asyncio.gather(*(forks.open_branch(trunk.sandbox) for _ in range(4)))
-        one = await forks.branch(trunk)
-        clone = await forks.branch(one)
-        for branch in (one.sandbox, clone.sandbox, *(branch for branch, _ in sandboxes)):
-            await branch.aclose()
+    async def cycle(parent: SandboxedProcess) -> None:
+        sandboxes = await asyncio.gather(*(forks.open_nested(parent.sandbox) for _ in range(4)))
+        one = await forks.nested(parent)
+        clone = await forks.nested(one)
+        for nested in (one.sandbox, clone.sandbox, *(nested for nested, _ in sandboxes)):
+            await nested.aclose()
         for peer in forks.peers[2:]:
             peer.close()
 
     at_first = _children()
-    trunk = await forks.trunk()
-    await cycle(trunk)
-    before = _left(trunk)
-    await cycle(trunk)
-    assert _left(trunk) == before
-    await trunk.sandbox.aclose()
+    parent = await forks.parent()
+    await cycle(parent)
+    before = _left(parent)
+    await cycle(parent)
+    assert _left(parent) == before
+    await parent.sandbox.aclose()
     assert _children() == at_first
 
 
@@ -364,31 +366,31 @@ def _children() -> list[str]:
     return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
 
 
-def _left(trunk: SandboxedProcess) -> object:
-    assert isinstance(trunk.sandbox, NamespaceSandbox)
-    group = trunk.sandbox._enforcement.group
+def _left(parent: SandboxedProcess) -> object:
+    assert isinstance(parent.sandbox, NamespaceSandbox)
+    group = parent.sandbox._enforcement.group
     groups = {folder.parent for folder in group.folders.values()} if group else set[Path]()
     return (
         {entry.name for entry in Path("/proc/self/fd").iterdir()},
         _children(),
         {folder: len([entry for entry in folder.iterdir() if entry.is_dir()]) for folder in groups},
-        [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(trunk.spec.workspace) in line],
+        [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(parent.spec.workspace) in line],
     )
 
 
 async def test_a_spawn_that_is_cancelled_leaves_nothing(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
-    await forks.branch(trunk)
-    before = _left(trunk)
-    branch = await forks.provider.open_branch(forks.spec(), trunk.sandbox)
-    task = asyncio.get_running_loop().create_task(forks.hold(branch))
-    while not branch._processes:  # type: ignore[attr-defined]
+    parent = await forks.parent()
+    await forks.nested(parent)
+    before = _left(parent)
+    nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
+    task = asyncio.get_running_loop().create_task(forks.hold(nested))
+    while not nested._processes:  # type: ignore[attr-defined]
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await branch.aclose()
-    assert _left(trunk) == before
+    await nested.aclose()
+    assert _left(parent) == before
 
 
 async def test_the_death_of_the_server_is_the_end_of_all(forks: ForkedSandboxes) -> None:
@@ -423,11 +425,11 @@ async def main():
     pipe, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / "within"
     folder.mkdir(mode=0o711)
     forks = ForkedSandboxes(NamespaceProvider(), folder, Limits())
-    trunk = await forks.trunk()
-    for origin in (trunk, await forks.branch(trunk)):
-        branch = await forks.provider.open_branch(forks.spec(), origin.sandbox)
+    outer = await forks.parent()
+    for parent in (outer, await forks.nested(outer)):
+        nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
         holding = f"import os, signal; os.write({pipe}, b'x'); signal.pause()"
-        await forks.hold(branch, [PYTHON, "-I", "-S", "-c", holding], [pipe])
+        await forks.hold(nested, [PYTHON, "-I", "-S", "-c", holding], [pipe])
     os.close(pipe)
     await asyncio.Event().wait()
 
@@ -438,40 +440,40 @@ asyncio.run(main())
 # What is refused, and what the host must have
 
 
-async def test_a_branch_that_would_be_too_deep_is_refused(
+async def test_a_nested_sandbox_that_would_be_too_deep_is_refused(
     forks: ForkedSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trunk = await forks.trunk()
-    assert isinstance(trunk.sandbox, NamespaceSandbox)
-    one = await forks.branch(trunk)
+    parent = await forks.parent()
+    assert isinstance(parent.sandbox, NamespaceSandbox)
+    one = await forks.nested(parent)
     assert isinstance(one.sandbox, NamespaceSandbox)
     monkeypatch.setattr(places, "MOST_LEVELS", one.sandbox.place.levels + 1)
     with pytest.raises(SandboxUnavailable, match="deep"):
-        await forks.branch(one)
-    assert not one.sandbox._branches
+        await forks.nested(one)
+    assert not one.sandbox._nested
 
 
 async def test_as_deep_as_is_allowed_works(forks: ForkedSandboxes) -> None:
-    sandboxed = await forks.trunk()
+    sandboxed = await forks.parent()
     while sandboxed.sandbox.place.levels + 2 <= places.MOST_LEVELS:  # type: ignore[attr-defined]
-        sandboxed = await forks.branch(sandboxed)
+        sandboxed = await forks.nested(sandboxed)
     with pytest.raises(SandboxUnavailable, match=f"Linux nests {places.MOST_LEVELS}"):
-        await forks.branch(sandboxed)
+        await forks.nested(sandboxed)
     assert await sandboxed.ask("answer = 1") == 1
 
 
-async def test_an_ordinary_sandbox_cannot_be_branched_from(forks: ForkedSandboxes) -> None:
+async def test_an_ordinary_sandbox_cannot_be_nested_in(forks: ForkedSandboxes) -> None:
     sandbox = await forks.provider.open(forks.spec())
     forks.opened.append(sandbox)
-    with pytest.raises(SandboxUnavailable, match="no trunk"):
-        await forks.provider.open_branch(forks.spec(), sandbox)
+    with pytest.raises(SandboxUnavailable, match="no parent"):
+        await forks.provider.open_nested(forks.spec(), sandbox)
 
 
 @for_root
-async def test_a_branch_of_a_session_is_the_same_user(forks: ForkedSandboxes) -> None:
-    one = await forks.branch(await forks.trunk())
+async def test_a_nested_sandbox_of_a_session_is_the_same_user(forks: ForkedSandboxes) -> None:
+    one = await forks.nested(await forks.parent())
     with pytest.raises(SandboxUnavailable, match="not 70000's"):
-        await forks.provider.open_branch(forks.spec(Identity(70000, 70000)), one.sandbox)
+        await forks.provider.open_nested(forks.spec(Identity(70000, 70000)), one.sandbox)
 
 
 @for_root
@@ -482,8 +484,8 @@ async def test_trees_below_folders_of_roots_alone_are_shown(forks: ForkedSandbox
     (tmp_path / "private" / "hidden").write_text("hidden")
     (tree.parent.parent).chmod(0o700)
     (tmp_path / "link").symlink_to(tree.parent)
-    trunk = await forks.trunk(readable=[tree, tmp_path / "link" / "tree"])
-    one = await forks.provider.open_branch(forks.spec(readable=[tree, tmp_path / "link" / "tree"]), trunk.sandbox)
+    parent = await forks.parent(readable=[tree, tmp_path / "link" / "tree"])
+    one = await forks.provider.open_nested(forks.spec(readable=[tree, tmp_path / "link" / "tree"]), parent.sandbox)
     forks.opened.append(one)
     code = f"print(*(open(path + '/file').read() for path in ({str(tree)!r}, {str(tmp_path / 'link' / 'tree')!r})))"
     assert (await run(one, code)).output == "shown shown\n"
@@ -492,19 +494,19 @@ async def test_trees_below_folders_of_roots_alone_are_shown(forks: ForkedSandbox
 
 @for_root
 async def test_folders_that_no_sandbox_gets_through_are_named(forks: ForkedSandboxes) -> None:
-    trunk = await forks.trunk()
+    parent = await forks.parent()
     spec = forks.spec()
     spec.workspace.parent.chmod(0o700)
     with pytest.raises(SandboxUnavailable) as refusal:
-        await forks.provider.open_branch(spec, trunk.sandbox)
+        await forks.provider.open_nested(spec, parent.sandbox)
     assert str(spec.workspace.parent) in refusal.value.message
     assert refusal.value.hint == f"chmod o+x {spec.workspace.parent}"
     forks.folder.chmod(0o700)
     with pytest.raises(SandboxUnavailable, match=str(forks.folder)):
-        await forks.provider.open_trunk(replace(forks.spec(), branches_folder=forks.folder))
+        await forks.provider.open_forkable(replace(forks.spec(), nested_folder=forks.folder))
 
 
-def test_a_provider_that_branches_says_so() -> None:
+def test_a_provider_that_nested_sandboxes_says_so() -> None:
     assert isinstance(NamespaceProvider(), ForkableProvider)
     assert not isinstance(usable("process"), ForkableProvider)
 
@@ -514,11 +516,11 @@ def _without_filter(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_tool(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(branch_trial, "find_tool", lambda name: "" if name == "nsenter" else f"/usr/bin/{name}")
+    patch.setattr(fork_trial, "find_tool", lambda name: "" if name == "nsenter" else f"/usr/bin/{name}")
 
 
 def _on_an_old_kernel(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(branch_trial.platform, "release", lambda: "5.4.0-generic")
+    patch.setattr(fork_trial.platform, "release", lambda: "5.4.0-generic")
 
 
 @pytest.mark.parametrize(
@@ -534,22 +536,24 @@ def test_what_the_host_lacks_is_said(
 ) -> None:
     usable("namespace")
     spoil(monkeypatch)
-    assert words in NamespaceProvider().branching_gap()
+    assert words in NamespaceProvider().nesting_gap()
 
 
 def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
     monkeypatch.setattr(namespace_sandbox, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
-    assert "setns: Operation not permitted" in NamespaceProvider().branching_gap()
+    assert "setns: Operation not permitted" in NamespaceProvider().nesting_gap()
 
 
 @for_root
-async def test_root_without_users_for_its_sessions_branches_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_without_users_for_its_sessions_nested_sandboxes_or_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     usable("namespace")
     monkeypatch.setattr(hardening, "find_host_users", lambda: None)
     provider = NamespaceProvider()
     assert provider.take_identity() is None
-    assert provider.branching_gap() == ""
+    assert provider.nesting_gap() == ""
 
 
 def _number(pid: int) -> int:

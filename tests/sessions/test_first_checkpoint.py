@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions import checkpoints
 from belljar.sessions.session import Session
@@ -33,7 +33,7 @@ async def runtime(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "SHORTEST_S", 0.0)
         async with open_runtime(settings) as runtime:
-            if gap := runtime.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+            if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
             assert await runtime.starter.is_warm(settings.environment)
             yield runtime

@@ -10,7 +10,7 @@ from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
 from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.fd_walk import remove_tree
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
@@ -56,7 +56,7 @@ async def shared(default_environment: Environment, host: Path) -> AsyncGenerator
         max_gpus=2,
     )
     async with open_runtime(settings) as runtime:
-        if gap := runtime.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         yield runtime
 

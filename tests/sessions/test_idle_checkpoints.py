@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import open_runtime
 from belljar.sessions import checkpoints
 from belljar.sessions.checkpoints import Checkpoint
@@ -28,7 +28,7 @@ async def session(default_environment: Environment, tmp_path: Path) -> AsyncGene
         hibernate=False,
     )
     async with open_runtime(settings) as runtime:
-        if gap := runtime.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         session = runtime.sessions.create("somebody")
         await run(session, "x = 0")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints
@@ -135,7 +135,7 @@ def settings(environment: Environment, folder: Path, **chosen: Any) -> Settings:
 
 
 async def is_warm(runtime: Runtime) -> bool:
-    gap = getattr(runtime.provider, "branching_gap", lambda: "the sandbox is not namespace")()
+    gap = getattr(runtime.provider, "nesting_gap", lambda: "the sandbox is not namespace")()
     if gap:
         pytest.skip(f"sessions cannot be forked here: {gap}")
     return await runtime.starter.is_warm(runtime.settings.environment)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime

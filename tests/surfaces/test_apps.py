@@ -10,7 +10,7 @@ from calls import ERAS, Caller, connected, held, text_of, until_said
 from mcp.client import advertise
 from mcp.server.apps import APP_MIME_TYPE, EXTENSION_ID
 
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import MOST_CELLS, TOOL, URI
 

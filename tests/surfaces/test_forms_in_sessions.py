@@ -141,7 +141,7 @@ async def test_nobody_to_ask_and_a_person_who_declines_are_told_apart(runtime: R
         "'nights' is required, takes a whole number from 1 to 30"
     )
     assert declined.error == "Declined: the person did not give nights"
-    assert not [line for line in declined.traceback if "asking.py" in line]
+    assert not [line for line in declined.traceback if "forms/questions.py" in line]
 
 
 async def test_the_clock_stands_still_while_a_person_fills_in_a_form(runtime: Runtime, shared_session: str) -> None:

@@ -9,7 +9,7 @@ from mcp import MCPError
 
 from belljar.environments import Environment
 from belljar.errors import SettingsError
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import run_folder
 from waiting import until
 

@@ -15,7 +15,7 @@ from mcp import MCPError
 from mcp.types import TextResourceContents
 
 from belljar.environments import Environment
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
 from waiting import until
 

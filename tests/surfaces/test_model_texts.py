@@ -9,10 +9,10 @@ from calls import Caller, text_of
 from belljar.environments.packages import PackageStatus
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.surfaces import tool_listing
+from belljar.surfaces import tools_list
 from belljar.surfaces.content import text_of as text_of_result
 from belljar.surfaces.next_calls import next_call
-from belljar.surfaces.tool_listing import small_schema
+from belljar.surfaces.tools_list import small_schema
 from waiting import until
 
 anyio = pytest.mark.anyio
@@ -136,9 +136,9 @@ async def test_a_look_at_the_packages_that_takes_long_is_not_begun_again(
         assert done.wait(60)
         return [PackageStatus(name="pandas", installed=True)]
 
-    monkeypatch.setattr(tool_listing, "check_installed", slow_look)
-    monkeypatch.setattr(tool_listing, "_PATIENCE_S", 0.01)
-    surroundings = tool_listing.Surroundings(runtime)
+    monkeypatch.setattr(tools_list, "check_installed", slow_look)
+    monkeypatch.setattr(tools_list, "_PATIENCE_S", 0.01)
+    surroundings = tools_list.Surroundings(runtime)
     assert "Installed" not in await surroundings.text("local")
     assert "Installed" not in await surroundings.text("local")
     done.set()

@@ -12,7 +12,7 @@ from calls import Caller, connected, opened_runtime
 from keep_alive_servers import ServerRun, kept_directory
 
 from belljar.environments import Environment
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime
 from belljar.sessions import checkpoints
 from waiting import until
@@ -58,9 +58,9 @@ async def place(
 ) -> AsyncGenerator[Place]:
     one, other = tmp_path_factory.mktemp("forking"), tmp_path_factory.mktemp("cold")
     async with engine(default_environment, one, fork_start=True, pool_size=1) as forking, connected(forking) as caller:
-        if gap := forking.provider.branching_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := forking.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
-        # Started before there is a warm process, so cold, and in a sandbox that can be branched.
+        # Started before there is a warm process, so cold, and in a sandbox in which others can be nested.
         early = (await caller.execute(MAKE)).session_id
         assert (await caller.execute(HOW, early)).result == "True"
         assert await forking.starter.is_warm(forking.settings.environment)

@@ -8,7 +8,7 @@ import pytest
 from calls import ERAS, LEGACY, MODERN, Caller, connected, until_said
 from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult, InputResponses
 
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 

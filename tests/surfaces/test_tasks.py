@@ -10,7 +10,7 @@ from mcp import Client, MCPError
 from mcp.types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, ElicitResult, Request
 
 from belljar.environments import Environment
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
 from task_clients import ANY, TASKS, TaskFollower, ask, create, settled
 from waiting import until

@@ -9,7 +9,7 @@ import pytest
 from mcp_servers import node_server, python_server
 
 from belljar.environments import Environment
-from belljar.executions.execution import Cell
+from belljar.executions.cell import Cell
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session

@@ -26,7 +26,8 @@ from belljar.attachments.messages import (
     SessionEvent,
 )
 from belljar.errors import KernelDied
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.models import OutputEvent

@@ -16,6 +16,7 @@ from belljar.console.templating import duration_words, render
 from belljar.errors import BelljarError, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
+    UNFINISHED,
     Access,
     CallEntry,
     ExecutionEntry,
@@ -41,7 +42,6 @@ _FORKS_SHOWN: Final = 50
 _MOST_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
 _MOST_LINE_CHARS: Final = 120
-_UNFINISHED: Final = ("queued", "running")
 _WORDS: Final = {
     "ok": "ok",
     "error": "error",
@@ -78,7 +78,7 @@ class CellView:
     @property
     def is_running(self) -> bool:
         """Return whether it has not ended."""
-        return self.entry.status in _UNFINISHED
+        return self.entry.status in UNFINISHED
 
     @property
     def took(self) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import CellView, Pages
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.monitor.base import Access, ExecutionEntry, Followed, Monitor
+from belljar.monitor.base import UNFINISHED, Access, ExecutionEntry, Followed, Monitor
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
@@ -181,6 +181,8 @@ class SessionPageStream:
         self._access = access
         self._session_id = session_id
         self._cell: RenderedOutput | None = None
+        self._is_held = False
+        """Whether the cell had ended before the page heard of it: it is sent once, whole, instead of in parts."""
         self._has_tail = False
 
     async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
@@ -204,9 +206,11 @@ class SessionPageStream:
             return
         self._cell = await self._output(entry)
         self._cell.add_all(events)
+        self._is_held = False
 
     async def _output(self, entry: ExecutionEntry) -> RenderedOutput:
         self._has_tail = False
+        self._is_held = entry.status not in UNFINISHED
         return RenderedOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
 
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
@@ -215,6 +219,8 @@ class SessionPageStream:
                 await highlight([item.execution.code])
                 if self._cell is None or self._cell.execution_id != item.execution_id:
                     self._cell = await self._output(item.execution)
+                    if self._is_held:
+                        return
                     html = self._pages.cell(_view(item.execution, self._cell))
                     yield change("cell", f"cell-{item.execution_id}", html, id=item.id)
                 else:
@@ -223,11 +229,15 @@ class SessionPageStream:
             case "output" if item.output is not None and self._cell is not None:
                 await self._pages.probe.look(self._access, item.execution_id, [item.output])
                 steps = self._cell.add(item.output)
+                if self._is_held:
+                    return
                 for place, step in enumerate(steps):
                     # Only the last step of an event completes it: a page that comes back gets all of it or nothing.
                     yield self._step(step, item.execution_id, item.id if place == len(steps) - 1 else "")
             case "tail" if item.tail is not None:
                 self._has_tail = True
+                if self._is_held:
+                    return
                 html = self._pages.tail(item.execution_id, item.tail.lines, item.tail.text)
                 yield change("tail", f"tail-{item.execution_id}", html, id=item.id, outputs=f"out-{item.execution_id}")
             case "ended" if item.execution is not None:
@@ -265,11 +275,15 @@ class SessionPageStream:
         """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
         if self._has_tail:
             (view,) = await self._pages.views(self._access, [entry])
-            yield change("replace", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
+            kind = "cell" if self._is_held else "replace"
+            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
             self._has_tail = False
             return
         output = self._cell or await self._output(entry)
         view = _view(entry, output)
+        if self._is_held:
+            yield change("cell", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id)
+            return
         yield change("replace", f"head-{item.execution_id}", self._pages.cell_head(view))
         yield change(
             "replace",

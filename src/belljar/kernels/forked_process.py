@@ -104,7 +104,7 @@ class ForkedProcess:
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
 
-    async def has_left_the_origin(self) -> None:
+    async def has_left_parent(self) -> None:
         """Wait until the process that forks is done with it, or the copy has reported; for a second at most."""
         if self.has_keeper:
             return  # the keeper has the pipe open for as long as the copy lives
@@ -231,13 +231,13 @@ async def ask_for_copy(
     kept.close_child_end()
 
 
-async def move_into_sandbox(copy: Wire, branch: ForkedSandbox, sandbox: Sandbox) -> None:
-    """Open a branch, and have a copy of a session enter it. `sandbox` is the same branch as the kernel sees it.
+async def move_into_sandbox(copy: Wire, nested: ForkedSandbox, sandbox: Sandbox) -> None:
+    """Open a nested sandbox, and have a copy of a session enter it. `sandbox` is the same one as the kernel sees it.
 
     The copy was asked for before, so that it is forked while bubblewrap makes the sandbox.
     """
     await hold_open(sandbox)
-    entry = branch.entrance()
+    entry = nested.entry()
     # Code of a session could keep the descriptor of a control group and leave its own group by it. So the copy gets
     # none, and the host moves it.
     await copy.send(_entry_words(entry), [entry.holder])

@@ -413,11 +413,12 @@ class IPythonKernel:
     # Forks and snapshots
 
     async def fork(
-        self, branch: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, copy: KernelSnapshot | None = None
+        self, nested: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, copy: KernelSnapshot | None = None
     ) -> "tuple[IPythonKernel, list[str]]":
-        """Return a kernel with the same memory in a branch of this one's sandbox, and a list of what it lacks.
+        """Return a kernel with the same memory in a sandbox nested in this one's, and a list of what it lacks.
 
-        `sandbox` is the branch as the kernel sees it. With `copy`, the memory is that snapshot's. Called between cells.
+        `sandbox` is the nested one as the kernel sees it. With `copy`, the memory is that snapshot's. Called between
+        cells.
         """
         request_id = self._requests.number()
         wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
@@ -431,9 +432,9 @@ class IPythonKernel:
                 else:
                     await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
                     answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
-            await move_into_sandbox(wire, branch, sandbox)
+            await move_into_sandbox(wire, nested, sandbox)
             kernel = await meet_copy(wire, kept, sandbox, self.environment)
-            branch.admit(kept.pid)
+            nested.admit(kept.pid)
         except BaseException:
             wire.close()
             kept.close()

@@ -40,6 +40,8 @@ MOST_COMPLETED_CHARS = 100_000
 MOST_MATCHES = 200
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
+UNFINISHED = ("queued", "running")
+"""The states of an execution that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)

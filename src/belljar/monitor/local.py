@@ -13,13 +13,14 @@ from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
     MOST_COMPLETED_CHARS,
     MOST_MATCHES,
+    UNFINISHED,
     Access,
     CallEntry,
     EntryPage,
@@ -44,7 +45,7 @@ from belljar.monitor.base import (
 )
 from belljar.monitor.decisions import read_decisions
 from belljar.monitor.entries import Entries
-from belljar.monitor.following import SessionFollower
+from belljar.monitor.follower import SessionFollower
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, installing_cell, listed_packages
@@ -236,7 +237,7 @@ class LocalMonitor:
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
         """See `Monitor`."""
         row = await self._execution_row(access, execution_id)
-        is_complete = self._entries.execution(row).status not in ("queued", "running")
+        is_complete = self._entries.execution(row).status not in UNFINISHED
         page = await self._history.lines(row, first, count, search, is_complete=is_complete)
         return OutputLines(
             first=first, lines=page.lines, total=page.total, is_complete=is_complete, matches=page.matches

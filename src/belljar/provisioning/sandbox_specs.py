@@ -80,7 +80,7 @@ class SpecBuilder:
             workspace=folder / "workspace",
             scratch=folder / "scratch",
             home=folder / "home",
-            # A branch can show only what its trunk shows.
+            # A nested sandbox can show only what its parent shows.
             readable=(*environment.readable, FOLDER, *self._shown(), *self.gpus.readable()),
             folders=self._host_folders.all(),
             limits=limits_of(self._settings),

@@ -45,18 +45,18 @@ from belljar.toolbox.toolbox import Toolbox
 class PreparedSandbox:
     """A sandbox with its services in which a kernel is to start, perhaps held open before a session needs it.
 
-    If it is a branch of a zygote's sandbox, the zygote can be forked into it.
+    If it is nested in a zygote's sandbox, the zygote can be forked into it.
     """
 
     sandbox: ServicedSandbox
     zygote: ZygoteProcess | None = None
-    branch: ForkedSandbox | None = None
+    nested: ForkedSandbox | None = None
     is_held: bool = False
 
     @property
     def can_be_entered(self) -> bool:
         """Return whether there is a warm zygote that can be forked into this sandbox."""
-        return self.branch is not None and self.zygote is not None and self.zygote.is_warm and self.zygote.is_alive()
+        return self.nested is not None and self.zygote is not None and self.zygote.is_warm and self.zygote.is_alive()
 
     async def open_now(self) -> None:
         """Make the sandbox now and hold it open; close it when that fails."""
@@ -156,10 +156,10 @@ class KernelStarter:
         try:
             return await self._start_cold(prepared.sandbox, environment, folders), "cold"
         except SandboxUnavailable as error:
-            if prepared.branch is None:
+            if prepared.nested is None:
                 raise
-            # What it was branched from may have died since it was opened, and then no command starts in it. A sandbox
-            # that is nobody's branch depends on nothing else; the session cannot be forked.
+            # What it was nested in may have died since it was opened, and then no command starts in it. A sandbox
+            # that is not nested depends on nothing else; the session cannot be forked.
             log.warning("session %s starts in a sandbox of its own: %s", folders.session_id, error.message)
         sandbox = await self.provider.open(self._spec(folders, environment))
         serviced = await self._with_services(sandbox, folders, environment)
@@ -201,9 +201,9 @@ class KernelStarter:
         await self.gpus.place(folders.session_id, name)
         spec = self._spec(folders, environment)
         zygote = await self.zygotes.zygote(environment)
-        branch = await self._open_branch(spec, zygote) if zygote is not None else None
-        sandbox = await self._with_services(branch or await self.provider.open(spec), folders, environment)
-        return PreparedSandbox(sandbox, zygote, branch)
+        nested = await self._open_nested(spec, zygote) if zygote is not None else None
+        sandbox = await self._with_services(nested or await self.provider.open(spec), folders, environment)
+        return PreparedSandbox(sandbox, zygote, nested)
 
     async def open_sandbox(
         self, environment: Environment, folders: KernelFolders, readable: Sequence[Path] = ()
@@ -242,7 +242,7 @@ class KernelStarter:
     async def fork(
         self,
         kernel: Kernel,
-        origin: KernelFolders,
+        parent: KernelFolders,
         folders: KernelFolders,
         *,
         copy: KernelSnapshot | None = None,
@@ -259,34 +259,34 @@ class KernelStarter:
         serviced = kernel.sandbox
         if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
             gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
-            gap = gap or await asyncio.to_thread(provider.branching_gap) or "it was started with no place to fork from"
+            gap = gap or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
             raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
         environment = kernel.environment
-        self.gpus.inherit(folders.session_id, origin.session_id)
+        self.gpus.inherit(folders.session_id, parent.session_id)
         try:
-            branch = await provider.open_branch(self._spec(folders, environment), serviced.inner)
+            nested = await provider.open_nested(self._spec(folders, environment), serviced.inner)
         except SandboxUnavailable as error:
             # Each fork of a fork nests namespaces one level deeper, and Linux limits the depth.
             raise CopyRefused(
                 f"this session cannot be forked: {error.message}", hint="Fork an earlier one, or start a new session"
             ) from error
-        sandbox = await self._with_services(branch, folders, environment)
+        sandbox = await self._with_services(nested, folders, environment)
         change = ForkIdentity(
             environment=sandbox.variables,
-            moved={str(origin.layer): str(folders.layer)},
+            moved={str(parent.layer): str(folders.layer)},
             folder=sandbox.workspace,
             reseed=reseed,
         )
         try:
-            return await kernel.fork(branch, sandbox, change, copy)
+            return await kernel.fork(nested, sandbox, change, copy)
         except BaseException:
             await sandbox.aclose()
             raise
 
-    async def _open_branch(self, spec: SandboxSpec, zygote: ZygoteProcess) -> ForkedSandbox | None:
+    async def _open_nested(self, spec: SandboxSpec, zygote: ZygoteProcess) -> ForkedSandbox | None:
         provider = self._forkable
         try:
-            return await provider.open_branch(spec, zygote.trunk) if provider is not None else None
+            return await provider.open_nested(spec, zygote.sandbox) if provider is not None else None
         except SandboxUnavailable as error:
             ids = {"session_id": spec.session_id}
             log.warning("session %s starts cold: %s", spec.session_id, error, extra=ids)
@@ -296,8 +296,8 @@ class KernelStarter:
         self, prepared: PreparedSandbox, environment: Environment, folders: KernelFolders
     ) -> Kernel | None:
         """Fork a kernel into its sandbox; return None when it must start cold."""
-        sandbox, zygote, branch = prepared.sandbox, prepared.zygote, prepared.branch
-        if zygote is None or branch is None or not prepared.can_be_entered:
+        sandbox, zygote, nested = prepared.sandbox, prepared.zygote, prepared.nested
+        if zygote is None or nested is None or not prepared.can_be_entered:
             return None
         change = ForkIdentity(
             environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
@@ -305,7 +305,7 @@ class KernelStarter:
             threads=thread_count(limits_of(self._settings)),
         )
         try:
-            return await zygote.fork(branch, sandbox, environment, change, is_held=prepared.is_held)
+            return await zygote.fork(nested, sandbox, environment, change, is_held=prepared.is_held)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
             # The zygote died, or the fork did; the next session gets another zygote. The hint is not logged, because
             # it has the output of the process.

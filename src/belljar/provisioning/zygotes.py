@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 
 
 class ZygoteProcess:
-    """One zygote in its sandbox, the trunk: importing, warm, or ended."""
+    """One zygote in its sandbox, in which those of sessions are nested: importing, warm, or ended."""
 
-    def __init__(self, trunk: Sandbox, folder: Path, *, in_packets: bool = False) -> None:
-        self.trunk = trunk
+    def __init__(self, sandbox: Sandbox, folder: Path, *, in_packets: bool = False) -> None:
+        self.sandbox = sandbox
         self.is_warm = False
         self.failed: dict[str, str] = {}
         """The modules that it could not import, and why."""
@@ -61,12 +61,12 @@ class ZygoteProcess:
     async def start(self, environment: Environment, modules: Sequence[str], variables: Mapping[str, str] = {}) -> None:
         """Start the process, with further environment variables.
 
-        From then on sessions that start cold can already branch its trunk.
+        From then on sessions that start cold can already be nested in its sandbox.
         """
         wire = self._wire
-        await self.trunk.spawn(
+        await self.sandbox.spawn(
             runner_command(environment, "zygote", str(wire.child_socket), *modules),
-            environment={**session_environment(self.trunk, environment, None), **_SINGLE_THREADED, **variables},
+            environment={**session_environment(self.sandbox, environment, None), **_SINGLE_THREADED, **variables},
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
             pass_fds=[wire.child_socket],
@@ -84,24 +84,24 @@ class ZygoteProcess:
         return not self._wire.is_hung_up()
 
     async def fork(
-        self, branch: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
+        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
     ) -> IPythonKernel:
-        """Fork a kernel into the branch. `sandbox` is the same branch as the kernel sees it, perhaps held open."""
+        """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open."""
         copy, kept = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
             if not is_held:
                 await hold_open(sandbox)
             async with self._forking:
                 self.forks += 1
-                await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True, entry=branch.entrance())
+                await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True, entry=nested.entry())
             try:
                 kernel = await meet_copy(copy, kept, sandbox, environment)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.
-                await kept.has_left_the_origin()
+                await kept.has_left_parent()
                 raise
-            branch.admit(kept.pid)
+            nested.admit(kept.pid)
         except BaseException:
             copy.close()
             kept.close()
@@ -111,7 +111,7 @@ class ZygoteProcess:
     async def aclose(self) -> None:
         """End the process; sessions that were forked from it go on."""
         self._wire.close()
-        await self.trunk.aclose()
+        await self.sandbox.aclose()
         await asyncio.to_thread(remove_tree, self._folder)
 
 
@@ -146,7 +146,7 @@ class EnvironmentZygote:
         self._retry_at = 0.0
 
     async def zygote(self) -> ZygoteProcess | None:
-        """Return the zygote to fork or to branch from, started if need be; None while there can be none."""
+        """Return the zygote to fork or to nest in, started if need be; None while there can be none."""
         async with self._opening:
             if self._zygote is not None and not self._is_usable(self._zygote):
                 await self._discard(self._zygote)
@@ -170,8 +170,8 @@ class EnvironmentZygote:
         for part in ("workspace", "scratch", "home"):
             make_folder(folder / part)
         try:
-            trunk = await self._provider.open_trunk(self._make_spec(name, folder))
-            zygote = ZygoteProcess(trunk, folder, in_packets=self._in_packets)
+            sandbox = await self._provider.open_forkable(self._make_spec(name, folder))
+            zygote = ZygoteProcess(sandbox, folder, in_packets=self._in_packets)
         except BelljarError as error:
             self._fail(f"no sandbox for it: {error}")
             await asyncio.to_thread(remove_tree, folder)
@@ -191,7 +191,7 @@ class EnvironmentZygote:
         try:
             await zygote.warm_up()
         except (BelljarError, TimeoutError) as error:
-            # Keep its trunk, because sessions may have been branched from it by now.
+            # Keep its sandbox, because those of sessions may have been nested in it by now.
             self._fail(str(error) or f"not ready after {PATIENCE_S:g} s")
         else:
             self.complaint = "; ".join(f"{name} does not import ({why})" for name, why in zygote.failed.items())
@@ -244,7 +244,7 @@ class Zygotes:
         self._by_python: dict[Path, EnvironmentZygote] = {}
 
     async def zygote(self, environment: Environment) -> ZygoteProcess | None:
-        """Return a zygote to fork, or at least to branch from; None where that is off or does not work."""
+        """Return a zygote to fork, or at least to nest in; None where that is off or does not work."""
         zygote = await self.of(environment)
         return await zygote.zygote() if zygote else None
 
@@ -255,7 +255,7 @@ class Zygotes:
             return None
         if environment.python in self._by_python:
             return self._by_python[environment.python]
-        if await asyncio.to_thread(provider.branching_gap):
+        if await asyncio.to_thread(provider.nesting_gap):
             return None
         # Look again, because another task may have made it during the wait.
         if environment.python not in self._by_python:

@@ -97,26 +97,26 @@ class SandboxSpec:
     devices: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Device nodes: where they are inside, and where on the host. Only a `DeviceProvider` is given any. Processes that
     see one can write to their own files in /proc, because NVIDIA's library does."""
-    branches_folder: Path | None = None
-    """For a trunk: the folder that contains the folders of all its branches. Like theirs, it must let others pass
-    through it (`o+x`). None means the folder two levels above the workspace."""
+    nested_folder: Path | None = None
+    """For a forkable sandbox: the folder that has the folders of all that are nested in it. Like theirs, it must let
+    others pass through it (`o+x`). None means the folder two levels above the workspace."""
     folders: Sequence[HostFolder] = ()
     """The user's folders, which a provider with `shows_folders` shows at their `inside`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceEntry:
-    """How a process of the origin enters a forked sandbox, keeping its memory. For a `ForkableProvider`."""
+    """How a process of the parent enters a forked sandbox, keeping its memory. For a `ForkableProvider`."""
 
     holder: int
-    """A pidfd of the branch's first process, whose namespaces are the ones to join. The branch closes it."""
+    """A pidfd of the sandbox's first process, whose namespaces are the ones to join. The sandbox closes it."""
     flags: int
     """For setns(2). The filter of system calls lets exactly these through."""
     identity: Identity
     """The user to become inside, as numbered there."""
     groups: Sequence[int] = ()
     """Descriptors that a process with one thread may write `0` to before it joins the namespaces. It is then in the
-    branch's control groups at once, whereas `admit` takes some ten milliseconds to move it. The branch closes them.
+    sandbox's control groups at once, whereas `admit` takes some ten milliseconds to move it. The sandbox closes them.
     Only for a process that runs no session's code, because whoever holds them can leave its own groups."""
 
 
@@ -232,13 +232,13 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class ForkedSandbox(Sandbox, Protocol):
-    """A sandbox (a branch) that a process of another one, its origin, can enter and keep its memory.
+    """A sandbox nested in another one, its parent, whose processes can enter it and keep their memory.
 
-    It can be an origin itself. A command that was spawned in it holds its namespaces open; only then may a process of
-    the origin enter.
+    It can be a parent itself. A command that was spawned in it holds its namespaces open; only then may a process of
+    the parent enter.
     """
 
-    def entrance(self) -> NamespaceEntry:
+    def entry(self) -> NamespaceEntry:
         """Return how to enter; SandboxUnavailable if the holding command is gone. Called once, after `spawn`."""
         ...
 
@@ -322,29 +322,29 @@ class DeviceProvider(Protocol):
 class ForkableProvider(Protocol):
     """A provider whose sandboxes can be forked, so sessions start as forks of a process that has everything imported.
 
-    A trunk is the first sandbox of such a tree; a branch is one that was opened from a trunk or from another branch,
-    its origin. Closing an origin ends its own processes; its branches live on.
+    Sandboxes are nested in a forkable one, or in another nested one, which is then their parent. Closing a parent ends
+    its own processes; the sandboxes nested in it live on.
     """
 
-    def branching_gap(self) -> str:
+    def nesting_gap(self) -> str:
         """Say why forking does not work on this host; empty when it does.
 
-        Called in a thread before the first trunk is opened, and by `belljar doctor`. It may try the host out, once, and
-        remembers the outcome. It raises nothing: without branches, sessions start cold.
+        Called in a thread before the first forkable sandbox is opened, and by `belljar doctor`. It may try the host
+        out, once, and remembers the outcome. It raises nothing: without nested sandboxes, sessions start cold.
         """
         ...
 
-    async def open_trunk(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox that branches can be opened from. Called once for each environment that sessions fork from.
+    async def open_forkable(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox in which others can be nested. Called once for each environment that sessions fork from.
 
         It raises SandboxUnavailable; sessions of that environment then start cold.
         """
         ...
 
-    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
-        """Make a sandbox that the origin's processes can enter.
+    async def open_nested(self, spec: SandboxSpec, parent: Sandbox) -> ForkedSandbox:
+        """Make a sandbox that the parent's processes can enter.
 
-        The origin is a trunk or a branch, and a command in it holds it open. Called for each session that starts as a
-        fork, and for each fork of a session. It raises SandboxUnavailable.
+        The parent is a forkable or a nested sandbox, held open by a command in it. Called for each session that starts
+        as a fork, and for each fork of a session. It raises SandboxUnavailable.
         """
         ...

@@ -201,5 +201,5 @@ def _words(path: Path) -> list[str]:
 
 def _is_ours(folder: Path) -> bool:
     """Return whether this process can make groups there and move processes out of it."""
-    entrance = folder / "cgroup.procs"
-    return os.access(folder, os.W_OK) and (os.access(entrance, os.W_OK) or not entrance.exists())
+    entry = folder / "cgroup.procs"
+    return os.access(folder, os.W_OK) and (os.access(entry, os.W_OK) or not entry.exists())

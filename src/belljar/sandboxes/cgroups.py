@@ -27,7 +27,7 @@ class ControlGroup(Protocol):
     folders: dict[str, Path]
     """By controller. Only controllers with a limit are here."""
 
-    def entrances(self) -> list[str]:
+    def procs_files(self) -> list[str]:
         """Return the files that a process with one thread writes `0` to when it wants to join."""
         ...
 
@@ -239,7 +239,7 @@ class GroupV1(GroupFolders):
         if folder := self.folders.get("pids"):
             write(folder / "pids.max", limits.processes)
 
-    def entrances(self) -> list[str]:
+    def procs_files(self) -> list[str]:
         """Return the `tasks` files, not `cgroup.procs`: moving only itself stops no others (1 ms for 15)."""
         return [str(folder / "tasks") for folder in self.folders.values()]
 
@@ -299,7 +299,7 @@ class GroupV2(GroupFolders):
                 self._peak = os.open(path, mode | os.O_CLOEXEC)
                 return
 
-    def entrances(self) -> list[str]:
+    def procs_files(self) -> list[str]:
         """See `ControlGroup`."""
         folder = self._folder
         return [str(folder / "cgroup.procs")] if folder else []

@@ -152,13 +152,13 @@ class Enforcement:
         """
         if self.group is None and not waits:
             return [*command]
-        entrances = self.group.entrances() if self.group else []
-        return ["/bin/sh", "-c", _WAIT * waits + _JOIN_GROUPS, "belljar", *entrances, "--", *command]
+        procs_files = self.group.procs_files() if self.group else []
+        return ["/bin/sh", "-c", _WAIT * waits + _JOIN_GROUPS, "belljar", *procs_files, "--", *command]
 
-    def open_entrances(self) -> list[int]:
+    def open_procs_files(self) -> list[int]:
         """Return descriptors by which a process can join the group itself, as the command does."""
-        entrances = self.group.entrances() if self.group else []
-        return [os.open(entrance, os.O_WRONLY | os.O_CLOEXEC) for entrance in entrances]
+        procs_files = self.group.procs_files() if self.group else []
+        return [os.open(entry, os.O_WRONLY | os.O_CLOEXEC) for entry in procs_files]
 
     def admit(self, pid: int, *, is_alone: bool) -> None:
         """Put a process with one thread, which started elsewhere with other limits, under this sandbox's limits."""

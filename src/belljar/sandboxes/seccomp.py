@@ -70,7 +70,7 @@ _NEW_NAMESPACES = (
 ALL_NAMESPACES = sum(_NEW_NAMESPACES)
 """The only flags that `setns` lets through: a whole sandbox or nothing. The kernel lets a process without capabilities
 into a user namespace only if its user owns that namespace, from the one above; so code finds none to enter but where a
-branch was opened for it."""
+nested sandbox was opened for it."""
 # TIOCSTI and TIOCLINUX type into a terminal for another process to read; TIOCSETD loads a line discipline.
 _TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
 

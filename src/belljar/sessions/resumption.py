@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from belljar.executions.execution import Cell, Execution
+from belljar.executions.cell import Cell
+from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord
 from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from belljar.errors import CopyRefused, KernelDied
 from belljar.executions.admission import Admission
-from belljar.executions.execution import Cell, Execution, interrupt_all
+from belljar.executions.cell import Cell
+from belljar.executions.execution import Execution, interrupt_all
 from belljar.executions.inbox import Inbox
 from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder

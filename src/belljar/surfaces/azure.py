@@ -14,7 +14,7 @@ from mcp.types import CallToolResult, ContentBlock, TextContent
 from pydantic import Field
 
 from belljar.errors import SessionNotFound
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.models import ExecutionResult

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from belljar.egress.rules import PACKAGES
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
-from belljar.executions.execution import Execution, interrupt_all, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution, interrupt_all
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.registry import NEW_SESSION_HINT

@@ -43,8 +43,8 @@ from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.tasks_extension import TasksExtension
-from belljar.surfaces.tool_listing import Surroundings, small_schema
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
+from belljar.surfaces.tools_list import Surroundings, small_schema
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.

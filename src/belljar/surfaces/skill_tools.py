@@ -16,7 +16,7 @@ from belljar.errors import InvalidArgument
 from belljar.files.file_types import mime_type_of
 from belljar.models import Model
 from belljar.runtime import Runtime
-from belljar.sessions.skill_saving import SkillSaver, build_content
+from belljar.sessions.skill_saver import SkillSaver, build_content
 from belljar.skills.format import MAIN, MOST_BYTES, MOST_FILES
 from belljar.skills.library import Skill, SkillLibrary
 from belljar.surfaces.auth import current_principal

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import Busy, SessionNotFound
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult
 from belljar.sessions import resumption
 from belljar.sessions.closer import save_variables

@@ -16,6 +16,7 @@ const NEAR_END = 120;
 // Following the end, unless the person has scrolled up
 
 let isFollowing = isAtEnd();
+let willScroll = false;
 /** @type {Change[] | null} */
 let held = null;
 
@@ -64,7 +65,13 @@ function receive(change) {
   }
   const wasFollowing = isFollowing;
   apply(change);
-  if (wasFollowing) requestAnimationFrame(scrollToEnd);
+  if (wasFollowing && !willScroll) {
+    willScroll = true;
+    requestAnimationFrame(() => {
+      willScroll = false;
+      scrollToEnd();
+    });
+  }
 }
 
 /** @param {Change} change */

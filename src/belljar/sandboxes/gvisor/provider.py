@@ -95,7 +95,7 @@ class GVisorProvider(NamespaceProvider):
             limits = replace(limits, detail=self._unlimited)
         return [found, works, *_age(self._runsc), _users(hardening), limits]
 
-    def branching_gap(self) -> str:
+    def nesting_gap(self) -> str:
         """Say why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
         return "gVisor's own kernel runs the sessions, and no process of one can leave it"
 

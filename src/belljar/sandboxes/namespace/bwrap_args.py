@@ -36,7 +36,7 @@ _AS_ROOT = tuple(
     for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
     for word in ("--cap-add", capability)
 )
-# Capabilities to go from a minimal root folder into the origin's user namespace, where the process loses them.
+# Capabilities to go from a minimal root folder into the parent's user namespace, where the process loses them.
 _TO_ENTER = tuple(
     word
     for capability in ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID")

@@ -1,4 +1,5 @@
-"""Finds out whether this host lets a process of one sandbox enter another, by trying it with a trunk and a branch."""
+"""Finds out whether this host lets a process of one sandbox enter another, by trying it with a parent and one nested
+in it."""
 
 import asyncio
 import os
@@ -21,7 +22,7 @@ from belljar.sandboxes.namespace.namespaces import find_tool
 _PATIENCE_S = 10.0
 _PYTHON = os.path.realpath(sys.executable)
 _FIRST_KERNEL = (5, 8)  # the first whose setns(2) takes a pidfd for all namespaces of a process at once
-# Holds the sandbox open as a zygote does, and enters the branch whose pidfd it receives, as every session will.
+# Holds the sandbox open as a zygote does, and enters the nested sandbox whose pidfd it receives, as every session will.
 _FORKER = """
 import ctypes, os, socket, sys
 if os.fork():
@@ -37,7 +38,7 @@ else:
     os.setresuid(uid, uid, uid)
     if os.fork():
         os._exit(0)
-    said = "entered" if os.path.exists("/mnt/data/branch") else "the folder is another's"
+    said = "entered" if os.path.exists("/mnt/data/nested") else "the folder is another's"
 peer.send(said.encode())
 """
 
@@ -53,15 +54,15 @@ def gap_of_host() -> str:
     return ""
 
 
-def try_branch(provider: ForkableProvider) -> str:
-    """Open a trunk and a branch, have a process enter, and return what went wrong, or nothing. Blocks."""
+def try_nested(provider: ForkableProvider) -> str:
+    """Open a parent and a nested sandbox, have a process enter, and return what went wrong, or nothing. Blocks."""
     answers: list[str] = []
 
     def run() -> None:
         answers.append(_answer(_enter(provider)))
 
     # In a thread with its own loop, because the caller may be in one.
-    thread = threading.Thread(target=run, name="branch-trial")
+    thread = threading.Thread(target=run, name="fork-trial")
     thread.start()
     thread.join()
     return answers[0] if answers else "the trial failed"
@@ -71,7 +72,7 @@ def _answer(trial: Coroutine[Any, Any, str]) -> str:
     try:
         return asyncio.run(trial)
     except TimeoutError:
-        return f"no answer from a branch in {_PATIENCE_S:.0f} s"
+        return f"no answer from a nested sandbox in {_PATIENCE_S:.0f} s"
     except (BelljarError, OSError) as error:
         return str(error)
 
@@ -82,15 +83,15 @@ async def _enter(provider: ForkableProvider) -> str:
         ours, theirs = socket.socketpair()
         stack.callback(ours.close)
         stack.callback(theirs.close)
-        trunk = await provider.open_trunk(_spec(folder, "trunk"))
-        stack.push_async_callback(trunk.aclose)
-        await _spawn(trunk, [_PYTHON, "-I", "-S", "-c", _FORKER, str(theirs.fileno())], theirs.fileno())
-        branch = await provider.open_branch(_spec(folder, "branch"), trunk)
-        stack.push_async_callback(branch.aclose)
-        await _spawn(branch, ["sleep", "infinity"])
-        entrance = branch.entrance()
-        words = f"{entrance.flags} {entrance.identity.uid} {entrance.identity.gid}"
-        socket.send_fds(ours, [words.encode()], [entrance.holder])
+        parent = await provider.open_forkable(_spec(folder, "parent"))
+        stack.push_async_callback(parent.aclose)
+        await _spawn(parent, [_PYTHON, "-I", "-S", "-c", _FORKER, str(theirs.fileno())], theirs.fileno())
+        nested = await provider.open_nested(_spec(folder, "nested"), parent)
+        stack.push_async_callback(nested.aclose)
+        await _spawn(nested, ["sleep", "infinity"])
+        entry = nested.entry()
+        words = f"{entry.flags} {entry.identity.uid} {entry.identity.gid}"
+        socket.send_fds(ours, [words.encode()], [entry.holder])
         theirs.close()
         await wait_readable(ours.fileno())
         answer = ours.recv(1000).decode() or "the process that was to enter died"

@@ -1,7 +1,7 @@
 """Hands namespace sandboxes over to the next server: what is deposited of one, and how it is rebuilt.
 
-A branch needs its origin, so all its origins up to the trunk are deposited too. Their processes are the supervisor's
-children. What a server can make again, such as the mounts that further branches start from, is not deposited.
+A nested sandbox needs its parent, so all those that it is nested in are deposited too. Their processes are the
+supervisor's children. What a server can make again, such as the mounts that further ones start from, is not deposited.
 """
 
 import os
@@ -44,15 +44,15 @@ class NamespaceHandover:
         enforcer.groups.keep_with(supervisor)
 
     def deposit(self, sandbox: Sandbox) -> str:
-        """See `SandboxHandover`. The sandboxes that it was branched from are deposited with it."""
+        """See `SandboxHandover`. The sandboxes that it was nested in are deposited with it."""
         # Exactly these classes, because other providers' subclasses do not end with their first process alone.
         if not isinstance(sandbox, NamespaceSandbox) or type(sandbox) not in (NamespaceSandbox, NestedSandbox):
             return ""
-        origin = self.deposit(sandbox.origin) if isinstance(sandbox, NestedSandbox) else ""
+        parent = self.deposit(sandbox.parent) if isinstance(sandbox, NestedSandbox) else ""
         if not sandbox.key:
             sandbox.key = f"{PREFIX}{secrets.token_hex(8)}"
             sandbox.when_closed(lambda: self._supervisor.drop(sandbox.key))
-        self._supervisor.store(sandbox.key, _deposit(sandbox, origin))
+        self._supervisor.store(sandbox.key, _deposit(sandbox, parent))
         return sandbox.key
 
     def key_of(self, sandbox: Sandbox) -> str:
@@ -83,7 +83,7 @@ class NamespaceHandover:
         self._enforcer.groups.remove_unclaimed()
 
     def _restore(self, key: str) -> NamespaceSandbox:
-        """Return a sandbox with those it was branched from; their users stay taken for as long as they live."""
+        """Return a sandbox with those it was nested in; their users stay taken for as long as they live."""
         if key not in self._restored:
             deposit = self._supervisor.take(key)
             with ExitStack() as stack:
@@ -95,13 +95,13 @@ class NamespaceHandover:
     def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
         """Make the sandbox anew; remove from `descriptors` those that it uses."""
         tools, spec = self._tools(), _spec_of(words["spec"])
-        origin = self._restore(words["origin"]) if words["origin"] else None
+        parent = self._restore(words["origin"]) if words["origin"] else None
         processes = [self._process_of(saved, descriptors) for saved in words["processes"]]
         user, levels = Identity(*words["user"]), words["levels"]
         enforcement = self._enforcer.restore(words["enforcement"], spec.limits)
-        if origin is not None:
-            place = NamespaceLevel(user, origin.place.root_view, levels)
-            sandbox = NestedSandbox(tools, spec, enforcement, place=place, origin=origin)
+        if parent is not None:
+            place = NamespaceLevel(user, parent.place.root_view, levels)
+            sandbox = NestedSandbox(tools, spec, enforcement, place=place, parent=parent)
         else:
             root_view = descriptors.pop(0) if words["has_stage"] else -1
             sandbox = NamespaceSandbox(
@@ -113,8 +113,8 @@ class NamespaceHandover:
         sandbox.when_closed(lambda: self._supervisor.drop(key))
         if spec.identity is not None:
             release = self._take_identity(spec.identity)
-            # A trunk owns its user; a branch's user is its session's, which may have another sandbox after this one.
-            if origin is None and levels:
+            # A forkable one owns its user; a nested one's user is its session's, which may have another after this one.
+            if parent is None and levels:
                 sandbox.when_closed(release)
         sandbox.restored(processes)
         return sandbox
@@ -151,14 +151,14 @@ async def _refuse(_: Resources) -> Layout:
     raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
 
 
-def _deposit(sandbox: NamespaceSandbox, origin: str) -> Deposit:
+def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
     processes = [process for process in sandbox.processes() if process.first is not None]
     descriptors = [process.first for process in processes if process.first is not None]
-    has_stage = not origin and sandbox.place.root_view >= 0
+    has_stage = not parent and sandbox.place.root_view >= 0
     user = sandbox.place.user
     words = {
         "spec": _words_of(sandbox.spec),
-        "origin": origin,
+        "origin": parent,
         "user": [user.uid, user.gid],
         "levels": sandbox.place.levels,
         "has_stage": has_stage,

@@ -1,8 +1,8 @@
 """Where and as whom bubblewrap is started, so that a process of one sandbox can enter another with its memory.
 
 A process without capabilities may enter a user namespace that is a child of its own and that its user owns. So
-bubblewrap makes a branch's namespaces from within the origin's user and pid namespaces, as the origin's user. This
-module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts bubblewrap, and
+bubblewrap makes a nested sandbox's namespaces from within the parent's user and pid namespaces, as the parent's user.
+This module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts bubblewrap, and
 processes enter by themselves.
 """
 
@@ -66,28 +66,29 @@ class Layout:
     has_to_settle: bool = True
     """Whether other processes will enter, which they may only when all mounts and namespaces are made."""
     is_left_alone: bool = False
-    """Whether their maker is killed once they are made, because the origin's code sees it. They end with the origin."""
+    """Whether their maker is killed once they are made, because the parent's code sees it. They end with the parent."""
 
     async def ready(self, _resources: Resources) -> "Layout":
         """Return itself, because nothing has to be opened for it."""
         return self
 
 
-def trunk_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
-    """Return the layout of a sandbox that is nobody's branch. `numbers` are the users a root server's branches have."""
+def forkable_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
+    """Return the layout of a forkable sandbox. `numbers` are the users that those nested in it have, where root
+    serves."""
     if identity is None or numbers is None:
         return Layout(user_map_to_fork_from(MAPPED))
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
     return Layout(
         user_map_to_fork_from(_ROOT),
         prefix=(_nsenter(), f"--mount={_path(root_view)}", "--", setpriv, *user, "--"),
-        maps=_trunk_maps(identity.uid, numbers),
+        maps=_forkable_maps(identity.uid, numbers),
         changes_user=True,
     )
 
 
 def fork_user_map(user: Identity, owner: Identity) -> UserMap:
-    """Return the map of a branch whose code is `user`, where the origin's code is `owner`, as numbered inside."""
+    """Return the map of a nested sandbox whose code is `user`, where the parent's is `owner`, as numbered inside."""
     if user == owner:
         return user_map_to_fork_from(user)
     if owner != _ROOT:
@@ -96,7 +97,7 @@ def fork_user_map(user: Identity, owner: Identity) -> UserMap:
 
 
 class ParentSandbox:
-    """The namespaces of a sandbox below which a branch is being made."""
+    """The namespaces of a sandbox in which another is being nested."""
 
     def __init__(self, holder: NamespaceProcess, root_view: int, resources: Resources) -> None:
         self._holder = holder
@@ -113,7 +114,7 @@ class ParentSandbox:
             self._entering = ("--preserve-credentials", f"--user={_path(owner)}", *self._entering)
 
     async def layout(self, user: Identity, owner: Identity) -> Layout:
-        """Return the layout of a branch whose code is `user`, where the origin's is `owner`, as numbered inside."""
+        """Return the layout of a sandbox whose code is `user`, where the parent's is `owner`, as numbered inside."""
         mounts = await self._mounts()
         if not self._is_roots:
             return Layout(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
@@ -131,14 +132,14 @@ class ParentSandbox:
             if not self._holder.is_there():
                 # It was killed meanwhile, and nobody would close what it gets now.
                 helper.close()
-                raise SandboxUnavailable("The sandbox to branch from has ended")
+                raise SandboxUnavailable("The sandbox to nest in has ended")
             self._holder.map_helper = helper
         return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 
     async def layout_out_of_sight(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
-        """Return the layout of a branch of a sandbox that runs a session's code as `user`, the branch's user too.
+        """Return the layout of a sandbox nested in one that runs a session's code, with the same `user`.
 
-        That code sees the processes that make the branch, and it can look into those that are in its own user
+        That code sees the processes that make this sandbox, and it can look into those that are in its own user
         namespace as its own user; so their root folder must not be the host's. Therefore another bubblewrap first makes
         a minimal root folder for them, from a user namespace above.
         """
@@ -172,7 +173,7 @@ class ParentSandbox:
 
     async def _mounts(self) -> str:
         if self._holder.proc_mount is None:
-            # In the origin's network namespace, because code that sees a process may read its connections from /proc.
+            # In the parent's network namespace, because code that sees a process may read its connections from /proc.
             entering = [_nsenter(), *self._root_view, f"--net={_path(self._open('net'))}", *self._entering]
             self._holder.proc_mount = await open_proc_mount(entering, find_tool("unshare"))
         return f"--mount={_path(self._holder.proc_mount)}"
@@ -181,11 +182,11 @@ class ParentSandbox:
         try:
             descriptor = os.open(f"/proc/{self._holder.first_pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise SandboxUnavailable(f"The {kind} namespace to branch from is gone: {error.strerror}") from error
+            raise SandboxUnavailable(f"The {kind} namespace to nest in is gone: {error.strerror}") from error
         self._resources.callback(os.close, descriptor)
         # Checked after opening, because then the pid still belonged to the holder when it was opened.
         if not self._holder.is_there():
-            raise SandboxUnavailable("The sandbox to branch from has ended")
+            raise SandboxUnavailable("The sandbox to nest in has ended")
         return descriptor
 
 
@@ -207,8 +208,8 @@ def find_tool(name: str) -> str:
     return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
 
 
-def _trunk_maps(root: int, numbers: range) -> str:
-    """Return the map in which the trunk's user is root; other numbers map to themselves, for branches to have."""
+def _forkable_maps(root: int, numbers: range) -> str:
+    """Return the map in which its user is root; other numbers map to themselves, for nested sandboxes to have."""
     parts = (range(numbers.start, min(root, numbers.stop)), range(max(root + 1, numbers.start), numbers.stop))
     lines = [f"0 {root} 1", *(f"{part.start} {part.start} {len(part)}" for part in parts if part)]
     return "".join(f"{line}\n" for line in lines)
@@ -231,7 +232,7 @@ class NamespaceTools(NamedTuple):
 
 
 class NamespaceLevel(NamedTuple):
-    """What a branch has to know of the sandbox it is made from."""
+    """What a nested sandbox has to know of the sandbox it is made from."""
 
     user: Identity
     """The user its code runs as, as numbered inside."""
@@ -241,24 +242,25 @@ class NamespaceLevel(NamedTuple):
     """How many user namespaces it is below the server's."""
 
 
-def nested_level(origin: NamespaceLevel, identity: Identity | None) -> NamespaceLevel:
-    """Return the level of a branch: its user and its depth."""
-    user = identity or origin.user
-    user_map = fork_user_map(user, origin.user)
-    if (levels := origin.levels + user_map.levels) > MOST_LEVELS:
+def nested_level(parent: NamespaceLevel, identity: Identity | None) -> NamespaceLevel:
+    """Return the level of a nested sandbox: its user and its depth."""
+    user = identity or parent.user
+    user_map = fork_user_map(user, parent.user)
+    if (levels := parent.levels + user_map.levels) > MOST_LEVELS:
         raise SandboxUnavailable(
-            f"The branch would be {levels} user namespaces deep, Linux nests {MOST_LEVELS}",
-            hint="Branch from an earlier one, or from the trunk",
+            f"The nested sandbox would be {levels} user namespaces deep, Linux nests {MOST_LEVELS}",
+            hint="Fork an earlier one, or start a new session",
         )
-    return NamespaceLevel(user, origin.root_view, levels)
+    return NamespaceLevel(user, parent.root_view, levels)
 
 
-# The mounts in which bubblewrap makes a branch: the host's files, with a /proc of the origin's pid namespace, because
-# bubblewrap looks its child up in /proc by the pid that it has in its own pid namespace. Made once for each origin.
+# The mounts in which bubblewrap makes a nested sandbox: the host's files, with a /proc of the parent's pid namespace,
+# because bubblewrap looks its child up in /proc by the pid that it has in its own pid namespace. Made once for each
+# parent.
 
 
 async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
-    """Return a mount namespace with a new /proc, as a descriptor. `entering` is the prefix that enters the origin."""
+    """Return a mount namespace with a new /proc, as a descriptor. `entering` is the prefix that enters the parent."""
     stdin, stdin_end = os.pipe()
     stdout, stdout_end = os.pipe()
     mounting = (unshare, "--mount", "--propagation=slave", "--mount-proc", "--", "/bin/sh", "-c", "echo; read -r _")
@@ -284,10 +286,10 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
         await wait_readable(stdout)
         if not os.read(stdout, 1):
             status = await child.wait()
-            raise SandboxUnavailable(f"No /proc of the sandbox to branch from can be mounted: status {status}")
+            raise SandboxUnavailable(f"No /proc of the sandbox to nest in can be mounted: status {status}")
         opened = os.open(f"/proc/{only_child(child.pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise SandboxUnavailable(f"The mounts to branch from cannot be reached: {error.strerror}") from error
+        raise SandboxUnavailable(f"The mounts to nest in cannot be reached: {error.strerror}") from error
     finally:
         os.close(stdout)
         # The shell ends at the end of its input; the namespace lasts as long as the descriptor.

@@ -33,9 +33,9 @@ class NamespaceProcess:
         self.first: int | None = None
         """A pidfd of the first process, while it is ours to kill."""
         self.proc_mount: int | None = None
-        """The mount namespace in which bubblewrap starts for a branch of these namespaces, once there was a branch."""
+        """The mount namespace in which bubblewrap starts to nest a sandbox in this one, once there was one to nest."""
         self.map_helper: UserMapHelper | None = None
-        """The process that maps the users of branches, once there was a branch that needs it."""
+        """The process that maps the users of nested sandboxes, once there was one that needs it."""
         self._command_pid = 0
         self._hops = hops
         self._maker: int | None = None
@@ -131,7 +131,7 @@ class NamespaceProcess:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
-        self._close_branching()
+        self._close_nesting()
 
     def command_pid(self) -> int:
         """Return the pid of the command itself on the host; 0 until it has been started.
@@ -181,7 +181,7 @@ class NamespaceProcess:
             self.first = None
             if self._hops:
                 # Each process in between ends with its child and reaps it. If killed, it would leave that to the host's
-                # init, and until init reaps the child, the origin's pid namespace cannot end.
+                # init, and until init reaps the child, the parent's pid namespace cannot end.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
         elif not self._is_held:
@@ -193,7 +193,7 @@ class NamespaceProcess:
             self._reaper.unregister(self.first_pid)
         self._close_gate()
         self._close_maker()
-        self._close_branching()
+        self._close_nesting()
 
     def _kill_by_number(self) -> None:
         """Kill the first process by pid, where there are no pidfds. An unreaped parent that has it proves the pid."""
@@ -210,7 +210,7 @@ class NamespaceProcess:
             self._reaper.unregister(-self.pid)
         self._child.release()
 
-    def _close_branching(self) -> None:
+    def _close_nesting(self) -> None:
         if self.proc_mount is not None:
             os.close(self.proc_mount)
             self.proc_mount = None

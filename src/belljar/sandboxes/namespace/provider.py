@@ -3,7 +3,7 @@
 Each command gets namespaces of its own; they end with it, and killing their first process ends everything inside.
 `bwrap_args.py` says what is visible inside, `hardening.py` what protects it. A server that root runs makes the mounts
 as root and gives each session a user of its own; other servers' sessions are in a user namespace. Sandboxes that others
-are branched from are in one too, whoever runs the server: `namespaces.py` says why.
+are nested in are in one, too, whoever runs the server: `namespaces.py` says why.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, real_path, trees_of, user_map_of
-from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_branch
+from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_nested
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
 from belljar.sandboxes.namespace.namespaces import (
     Layout,
     NamespaceLevel,
     NamespaceTools,
+    forkable_layout,
     nested_level,
     open_root_view,
-    trunk_layout,
 )
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
@@ -127,14 +127,14 @@ class NamespaceProvider:
             self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
         )
 
-    # Branches
+    # Nested sandboxes
 
-    def branching_gap(self) -> str:
-        """Say why no sandbox can be branched here; empty when it can. Tried once, which takes some 100 ms."""
-        return self._branching_gap
+    def nesting_gap(self) -> str:
+        """Say why no sandbox can be nested here; empty when it can. Tried once, which takes some 100 ms."""
+        return self._nesting_gap
 
     @cached_property
-    def _branching_gap(self) -> str:
+    def _nesting_gap(self) -> str:
         if sys.platform != "linux":
             return f"namespaces are Linux's, this is {sys.platform}"
         hardening, complaint = self._trial
@@ -143,12 +143,12 @@ class NamespaceProvider:
         if not hardening.program:
             # A sandbox that may have others below it can make them; only the filter keeps its code from that.
             return f"system calls are not filtered: {hardening.filter_gap}"
-        return gap_of_host() or try_branch(self)
+        return gap_of_host() or try_nested(self)
 
-    async def open_trunk(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox that branches can be opened from. Its command only holds it open; what forks is beside it.
+    async def open_forkable(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox in which others can be nested. Its command only holds it open; what forks is beside it.
 
-        Processes that enter a branch bring their limits, so the trunk's limits must be the branches' too.
+        Processes that enter a nested sandbox bring their limits, so these limits must be those of the nested ones, too.
         """
         await self._supervisor.be_there()
         with contextlib.ExitStack() as stack:
@@ -156,7 +156,7 @@ class NamespaceProvider:
             root_view = self._open_root_view(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
             spec = replace(spec, folders=())
-            layout = trunk_layout(spec.identity, numbers, root_view, self._seal.setpriv)
+            layout = forkable_layout(spec.identity, numbers, root_view, self._seal.setpriv)
             place = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
@@ -164,35 +164,38 @@ class NamespaceProvider:
                 self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
             )
 
-    async def open_branch(self, spec: SandboxSpec, origin: Sandbox) -> ForkedSandbox:
-        """Make a sandbox that processes of the origin can enter. The branches of a branch have its user."""
+    async def open_nested(self, spec: SandboxSpec, parent: Sandbox) -> ForkedSandbox:
+        """Make a sandbox that processes of the parent can enter. One nested in a nested one has its user."""
         await self._supervisor.be_there()
-        if not isinstance(origin, NamespaceSandbox) or not origin.place.levels:
-            raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no trunk to be branched from")
-        if origin.spec.devices:
-            # Its code sees the processes that make a branch, which have capabilities and no filter of system calls. As
-            # it may write to files of processes in /proc, it could write to the memory of those.
-            raise SandboxUnavailable(f"Sandbox of session {origin.spec.session_id} has devices, and so no branches")
-        # It raises if nothing holds the origin: then its descriptors are closed, and others may have their numbers.
-        origin.holder()
-        if isinstance(origin, NestedSandbox):
-            spec = replace(spec, identity=spec.identity or origin.spec.identity)
+        if not isinstance(parent, NamespaceSandbox) or not parent.place.levels:
+            raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no parent to be nested in")
+        if parent.spec.devices:
+            # Its code sees the processes that nest a sandbox in it, which have capabilities and no filter of system
+            # calls. As it may write to files of processes in /proc, it could write to the memory of those.
+            raise SandboxUnavailable(
+                f"Sandbox of session {parent.spec.session_id} has devices, so none can be nested in it"
+            )
+        # It raises if nothing holds the parent: then its descriptors are closed, and others may have their numbers.
+        parent.holder()
+        if isinstance(parent, NestedSandbox):
+            spec = replace(spec, identity=spec.identity or parent.spec.identity)
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
-            place = nested_level(origin.place, spec.identity)
+            place = nested_level(parent.place, spec.identity)
             _check_way(spec)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NestedSandbox(self._tools, spec, enforcement, place=place, origin=origin, on_close=on_close)
+            return NestedSandbox(self._tools, spec, enforcement, place=place, parent=parent, on_close=on_close)
 
     def _open_root_view(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
         """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
         if spec.identity is None:
             return -1
-        branches_folder = spec.branches_folder or spec.workspace.parent.parent
-        _check_passable(branches_folder)
-        trees = [*spec.readable, spec.workspace, spec.scratch, branches_folder, *trees_of(self._tools.bubblewrap)]
-        # Its branches show them, each to whom they are for; the trunk, in which no session's code runs, none.
+        nested_folder = spec.nested_folder or spec.workspace.parent.parent
+        _check_passable(nested_folder)
+        trees = [*spec.readable, spec.workspace, spec.scratch, nested_folder, *trees_of(self._tools.bubblewrap)]
+        # Those nested in it show them, each to whom they are for; it shows none itself, as no session's code runs in
+        # it.
         trees += [real_path(folder) for folder in spec.folders]
         root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
@@ -278,7 +281,8 @@ class NamespaceProvider:
 
 
 def _check_way(spec: SandboxSpec) -> None:
-    """Check that others may pass the session's folders, because a user that is not root makes a branch's mounts."""
+    """Check that others may pass the session's folders, because a user that is not root makes the mounts of nested
+    ones."""
     if spec.identity is not None:
         for folder in {spec.workspace.parent, spec.scratch.parent}:
             _check_passable(folder)

@@ -1,8 +1,8 @@
 """One session's namespaces: starts commands in them, lets forked processes enter, and ends them.
 
 `bwrap_args.py` says what is visible inside, `namespaces.py` where bubblewrap is started. A sandbox that others were
-branched from holds their namespaces: when it is closed it kills its own processes, and it is released with its last
-branch.
+nested in holds their namespaces: when it is closed it kills its own processes, and it is released with the
+last of them.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class NamespaceSandbox(SandboxBase):
         self._prepare_layout = prepare_layout
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
-        self._branches: set[NamespaceSandbox] = set()
-        self.branching = asyncio.Lock()
-        """Held while a branch of it is prepared."""
+        self._nested: set[NamespaceSandbox] = set()
+        self.nesting = asyncio.Lock()
+        """Held while a nested sandbox of it is prepared."""
         self._is_over = False
 
     async def spawn(
@@ -173,26 +173,28 @@ class NamespaceSandbox(SandboxBase):
         return self._enforcement.memory_peak_mb()
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """Kill every process inside; return when they are gone. What holds branches or the spared open stays."""
+        """Kill every process inside; return when they are gone. What holds nested ones or the spared open stays."""
         async with self._ending:
-            if spare or self._branches:
+            if spare or self._nested:
                 await self._kill_inside(spare, is_last=False)
             else:
                 await self._end_all()
 
     async def aclose(self) -> None:
-        """Kill all and start nothing more; may be called twice. What holds branches open goes with the last of them."""
+        """Kill all and start nothing more; may be called twice. What holds nested ones open goes with the last of
+        them."""
         self._is_closed = True
         async with self._ending:
-            if self._branches:
+            if self._nested:
                 await self._kill_inside((), is_last=True)
             else:
                 await self._finish()
 
     async def _kill_inside(self, spare: Collection[int], *, is_last: bool) -> None:
-        # A branch is made by a child of the server that entered this namespace; while that starts, it is not known yet.
-        async with self.branching:
-            makers = [process.pid for branch in self._branches for process in branch.processes()]
+        # A nested one is made by a child of the server that entered this namespace; while that starts, it is not known
+        # yet.
+        async with self.nesting:
+            makers = [process.pid for nested in self._nested for process in nested.processes()]
             for process in [process for process in self._processes if process.is_there()]:
                 # Forks of the command that are not the command itself are relays; none of them is a session's code.
                 forks_of = () if is_last else process.command
@@ -225,7 +227,7 @@ class NamespaceSandbox(SandboxBase):
         )
 
     def holder(self) -> NamespaceProcess:
-        """Return the command that holds the namespaces open, for processes that enter and for branches."""
+        """Return the command that holds the namespaces open, for processes that enter and for nested sandboxes."""
         found = next((process for process in reversed(self._processes) if process.is_there()), None)
         if found is None:
             raise SandboxUnavailable(f"Nothing holds the sandbox of session {self.spec.session_id} open")
@@ -247,7 +249,8 @@ class NamespaceSandbox(SandboxBase):
         return self._enforcement
 
     def restored(self, processes: Sequence[NamespaceProcess]) -> None:
-        """Take over an earlier server's commands. The sandbox is closed, except for its branches, until `claim`."""
+        """Take over an earlier server's commands. The sandbox is closed, except for those nested in it, until
+        `claim`."""
         self._processes = [*processes]
         self._is_closed = True
 
@@ -256,18 +259,18 @@ class NamespaceSandbox(SandboxBase):
         self._is_closed = False
 
     def detach(self) -> None:
-        """Release it and let it live, with those it was branched from; may be called twice."""
+        """Release it and let it live, with those it was nested in; may be called twice."""
         for process in self._processes:
             process.detach()
         self._enforcement.detach()
 
-    def adopt(self, branch: "NamespaceSandbox") -> None:
-        """Stay until the branch is over."""
-        self._branches.add(branch)
+    def adopt(self, nested: "NamespaceSandbox") -> None:
+        """Stay until the nested sandbox is over."""
+        self._nested.add(nested)
 
-    async def forget(self, branch: "NamespaceSandbox") -> None:
-        """Drop a branch that is over, and finish if this sandbox was closed."""
-        self._branches.discard(branch)
+    async def forget(self, nested: "NamespaceSandbox") -> None:
+        """Drop a nested sandbox that is over, and finish if this sandbox was closed."""
+        self._nested.discard(nested)
         if self._is_closed:
             await self.aclose()
 
@@ -288,7 +291,7 @@ def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
 
 
 class NestedSandbox(NamespaceSandbox):
-    """One session's namespaces, below those of the sandbox it was branched from, which stays until this is over."""
+    """One session's namespaces, below those of the sandbox it was nested in, which stays until this is over."""
 
     def __init__(
         self,
@@ -297,48 +300,48 @@ class NestedSandbox(NamespaceSandbox):
         enforcement: Enforcement,
         *,
         place: NamespaceLevel,
-        origin: NamespaceSandbox,
+        parent: NamespaceSandbox,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             tools, spec, enforcement, place=place, prepare_layout=self._prepare_nested_layout, on_close=on_close
         )
-        self._origin = origin
-        self._entrances: list[int] = []
-        origin.adopt(self)
+        self._parent = parent
+        self._procs_files: list[int] = []
+        parent.adopt(self)
 
     @property
-    def origin(self) -> NamespaceSandbox:
-        """The sandbox it was branched from."""
-        return self._origin
+    def parent(self) -> NamespaceSandbox:
+        """The sandbox it was nested in."""
+        return self._parent
 
     async def _prepare_nested_layout(self, resources: Resources) -> Layout:
-        owner, root_view, _ = self._origin.place
-        async with self._origin.branching:
-            origin = ParentSandbox(self._origin.holder(), root_view, resources)
-            if not isinstance(self._origin, NestedSandbox):
-                return await origin.layout(self.place.user, owner)
+        owner, root_view, _ = self._parent.place
+        async with self._parent.nesting:
+            parent = ParentSandbox(self._parent.holder(), root_view, resources)
+            if not isinstance(self._parent, NestedSandbox):
+                return await parent.layout(self.place.user, owner)
             bubblewrap = self._tools.bubblewrap
-            return await origin.layout_out_of_sight(self.place.user, bubblewrap, minimal_root(self.spec, bubblewrap))
+            return await parent.layout_out_of_sight(self.place.user, bubblewrap, minimal_root(self.spec, bubblewrap))
 
-    def entrance(self) -> NamespaceEntry:
+    def entry(self) -> NamespaceEntry:
         """See `ForkedSandbox`."""
         holder = self.holder()
         if holder.first is None:
             raise SandboxUnavailable(f"The sandbox of session {self.spec.session_id} has ended")
-        if not self._entrances:
-            self._entrances = self._enforcement.open_entrances()
-        return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._entrances)
+        if not self._procs_files:
+            self._procs_files = self._enforcement.open_procs_files()
+        return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._procs_files)
 
     def admit(self, pid: int) -> None:
-        """See `ForkedSandbox`. What the process has inherited already comes from the trunk."""
+        """See `ForkedSandbox`. What the process has inherited already comes from the forkable sandbox."""
         self.holder().command_pid()
         self._enforcement.admit(pid, is_alone=self._is_alone)
 
     async def _finish(self) -> None:
         was_over = self._is_over
-        while self._entrances:
-            os.close(self._entrances.pop())
+        while self._procs_files:
+            os.close(self._procs_files.pop())
         await super()._finish()
         if not was_over:
-            await self._origin.forget(self)
+            await self._parent.forget(self)

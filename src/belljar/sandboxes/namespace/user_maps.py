@@ -42,7 +42,7 @@ class UserMapWriter:
         except OSError as error:
             raise SandboxUnavailable(f"The users of a sandbox cannot be mapped: {error.strerror}") from error
         if not is_mapped:
-            raise SandboxUnavailable("The users of a sandbox cannot be mapped from the one it is a branch of")
+            raise SandboxUnavailable("The users of a sandbox cannot be mapped from the one it is nested in")
         os.write(self._gate, b"\n")
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ _WRITE_MAPS = (
 class UserMapHelper:
     """A shell in a sandbox's user namespace that writes the maps of namespaces below, which Linux wants done there.
 
-    One for each sandbox that others are branched from, because starting one for every branch takes 7 ms of processor
+    One for each sandbox that others are nested in, because starting one for every nested one takes 7 ms of processor
     time. It sees the host's pids, and no session sees it. It ends with its input, and so with the server.
     """
 

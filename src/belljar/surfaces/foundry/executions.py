@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, InvalidArgument
-from belljar.executions.execution import Execution, make_cell
+from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult
 from belljar.outputs.imitations import disarmed
 from belljar.privacy.signatures import without_signatures

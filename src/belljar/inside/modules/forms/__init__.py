@@ -14,7 +14,6 @@
 Whatever a document or page says is data. PDFs take pypdf and pages lxml, which the default environment has.
 """
 
-from .asking import ask
 from .base import Form, Receipt
 from .errors import (
     Declined,
@@ -25,6 +24,7 @@ from .errors import (
     InvalidValues,
     NobodyToAsk,
 )
+from .questions import ask
 from .schema import Field
 from .steps import fill, read
 from .targets import open, register, targets

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .asking import ask_for, sorted_out
 from .errors import FormChanged, FormError, InvalidValues
+from .questions import ask_for, sorted_out
 from .schema import MOST_FIELDS, Field, converted, in_words, is_empty, object_schema, tidy
 
 Receipt = dict[str, Any]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .asking import asked_schema, sorted_out
 from .base import Receipt
+from .questions import asked_schema, sorted_out
 from .targets import open
 
 

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from .errors import ArgumentError, ToolError
-from .waiting import Answer, HostSocket, LoopWaiter, Waiter
+from .waiters import Answer, HostSocket, LoopWaiter, Waiter
 
 VARIABLE = "BELLJAR_TOOLBOX"
 MOST_BYTES = 4 * 1024 * 1024

@@ -11,18 +11,28 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from belljar.executions.execution import Execution
-from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS, ExecutionEntry, Followed, SessionEntry, Tail
+from belljar.monitor.base import (
+    BATCH_INTERVAL_S,
+    STREAM_CHARS,
+    UNFINISHED,
+    ExecutionEntry,
+    Followed,
+    SessionEntry,
+    Tail,
+)
 from belljar.monitor.history import ExecutionRow, HistoryReader
 from belljar.sessions.changes import ChangeLog
 
 _TEXT = ("stdout", "stderr", "notice")
 _EVENTS = 500
+_ROWS = 20
+# Nobody reads several cells in a tenth of a second; told together, they cost a page one layout instead of many.
+_MANY_CELLS_INTERVAL_S = 0.25
 _TAIL_INTERVAL_S = 0.25
 # How long to wait at most before looking again although nothing was published: for a change that was missed.
 _LOOK_S = 5.0
 # A row is in the file some 50 ms after its change was published.
 _SETTLE_S = 0.3
-_UNFINISHED = ("queued", "running")
 
 
 @dataclass(slots=True)
@@ -35,6 +45,8 @@ class _Cell:
     lines: int = 0
     is_told: bool = False
     is_ended: bool = False
+    is_current: bool = False
+    """Whether the row is as it is in the file, so that the next look need not read it again."""
 
     @property
     def id(self) -> str:
@@ -65,6 +77,8 @@ class SessionFollower:
         self._session = session
         self._settled_at = time.monotonic() + _SETTLE_S
         """Until then what was published may not be in the file yet."""
+        self._ahead: list[ExecutionRow] = []
+        """Cells after the one that is followed, read together with the one before them."""
 
     async def run(self, after: str) -> AsyncGenerator[Followed]:
         """Yield what happened after a place and what happens from now on, until the session is gone."""
@@ -77,14 +91,17 @@ class SessionFollower:
             if undone := await self._history.undone(self._session_id):
                 yield Followed(kind="undone", id=cell.id, undone=undone)
         number = self._changes.number
+        has_waited, cells = True, 0
         while True:
-            looked_at = self._changes.number
-            async for item in self._news_since(number):
-                yield item
-                if item.kind == "gone":
-                    return
-            number = looked_at
-            has_more = False
+            # Not for each of many short cells: the state of the session is told as often as output is.
+            if has_waited:
+                looked_at = self._changes.number
+                async for item in self._news_since(number):
+                    yield item
+                    if item.kind == "gone":
+                        return
+                number = looked_at
+            has_more = has_waited = False
             if cell is not None:
                 async for item in self._cell_news(cell):
                     has_more = True
@@ -93,11 +110,13 @@ class SessionFollower:
                 following = await self._next(cell)
                 if following is not None:
                     cell = following
+                    cells += 1
                     continue
             if has_more:
-                await asyncio.sleep(BATCH_INTERVAL_S)
+                await asyncio.sleep(BATCH_INTERVAL_S if cells <= 1 else _MANY_CELLS_INTERVAL_S)
             else:
                 await self._wait(cell, number)
+            has_waited, cells = True, 0
 
     async def _resumed(self, after: str) -> _Cell | None:
         """Return the cell that a reader knew last, as far as they had it; None if it is none of this session."""
@@ -113,9 +132,14 @@ class SessionFollower:
         return cell
 
     async def _next(self, cell: _Cell | None) -> _Cell | None:
-        place = cell.row.place + 1 if cell is not None else 0
-        rows = await self._history.executions_from(self._session_id, place, 1)
-        return _Cell(rows[0]) if rows else None
+        if not self._ahead:
+            place = cell.row.place + 1 if cell is not None else 0
+            self._ahead = await self._history.executions_from(self._session_id, place, _ROWS)
+            if self._ahead:
+                return _Cell(self._ahead.pop(0), is_current=True)
+            return None
+        row = self._ahead.pop(0)
+        return _Cell(row, is_current=row.result is not None)
 
     async def _news_since(self, number: int) -> AsyncGenerator[Followed]:
         """Yield what happened to the session itself since a change."""
@@ -140,8 +164,9 @@ class SessionFollower:
         """Yield what is new of a cell: at most one part of its output."""
         if cell.is_ended:
             return
-        # Read this first: what is written between this line and the next is then found in the next round.
-        row = await self._history.execution(cell.row.id)
+        # Read this before the output: what is written between the two is then found in the next round.
+        row = cell.row if cell.is_current else await self._history.execution(cell.row.id)
+        cell.is_current = False
         if row is None:  # its session was cleared
             cell.is_ended = True
             return
@@ -169,7 +194,7 @@ class SessionFollower:
                 if cell.chars > STREAM_CHARS:
                     has_more = True
                     break
-        if not has_more and entry.status not in _UNFINISHED and cell.sequence >= entry.events:
+        if not has_more and entry.status not in UNFINISHED and cell.sequence >= entry.events:
             cell.is_ended = True
             yield Followed(kind="ended", id=cell.id, execution=entry, execution_id=row.id)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from belljar.errors import BelljarError, CodeRejected, InvalidArgument
-from belljar.executions.execution import make_cell
+from belljar.executions.cell import make_cell
 from belljar.executions.policy_check import check_policy
 from belljar.hooks import CellFacts
 from belljar.models import ExecutionResult
