@@ -77,7 +77,7 @@ async def test_a_server_that_hangs_is_named_as_that_and_hides_no_other(
 ):
     older = Path(__file__).parents[1] / "toolbox" / "older_server.py"
     servers = {how: {"command": sys.executable, "args": [str(older), how]} for how in ("hangs", "refuses")}
-    chosen = {"mcp_servers": servers, "pool_size": 0, "upstream_wait_s": 0.5}
+    chosen = {"mcp_servers": servers, "pool_size": 0, "upstream_wait_s": 0.2}
     async with (
         runtime_with_tools(default_environment, tmp_path, ready=False, **chosen) as runtime,
         connected(runtime) as caller,
