@@ -26,6 +26,8 @@ from bench.stage import Stage, open_stage
 
 ROOT = Path(belljar.__file__).parent
 REPEATS = 5
+MOST_FILES = 40
+"""The most files that `1+1` in a warm session may pass, so that a newcomer can still read the way."""
 # Frames of their own in some versions of Python only.
 UNCOUNTED = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 CALL_A_TOOL = "from servers.bare import nothing; nothing(code='')"
@@ -137,8 +139,8 @@ async def count() -> dict[str, Passed]:
     return {"1+1": cell, "fork_session": fork, "tool call": tool_call}
 
 
-def main() -> None:
-    """Print a line for each kind of call."""
+def main() -> int:
+    """Print a line for each kind of call; return 1 if the way of `1+1` has become too long."""
     parser = argparse.ArgumentParser(prog="scripts/count_path", description=__doc__.partition("\n")[0])
     parser.add_argument("--files", action="store_true", help="name the files, in order of their first call")
     parser.add_argument("--functions", action="store_true", help="name the functions too")
@@ -148,6 +150,9 @@ def main() -> None:
     print(f"{'call':<14}{'files':>7}{'classes':>9}{'functions':>11}")
     for name, passed in counts.items():
         print(f"{name:<14}{len(passed.files):>7}{len(passed.classes):>9}{len(passed.functions):>11}")
+    is_long = len(counts["1+1"].files) > MOST_FILES
+    if is_long:
+        print(f"1+1 passes more than {MOST_FILES} files: merge some, or enter fewer where there is nothing to do there")
     for name, passed in counts.items() if arguments.files or arguments.functions else ():
         print(f"\n{name}")
         for file in passed.files:
@@ -155,7 +160,8 @@ def main() -> None:
             if arguments.functions:
                 inside = [code for code in passed.functions if Path(code.co_filename) == ROOT / file]
                 print("\n".join(f"    {code.co_qualname}" for code in inside))
+    return int(is_long)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

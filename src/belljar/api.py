@@ -15,7 +15,7 @@ from belljar.environments.packages import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution, interrupt_all
-from belljar.executions.file_changes import file_uri
+from belljar.executions.working_folder import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import PAGED_LIMIT
 from belljar.handles import (

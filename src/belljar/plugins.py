@@ -84,6 +84,8 @@ class Plugins:
     """The plugins of one runtime; `load_plugins` makes it and belljar's own are added by `add`."""
 
     records: list[PluginRecord] = field(default_factory=list[PluginRecord])
+    used_hooks: set[str] = field(default_factory=set[str])
+    """The hooks that any plugin, ours included, implements."""
     _manager: pluggy.PluginManager = field(default_factory=lambda: pluggy.PluginManager(PROJECT))
     _known: dict[str, tuple[Implementation, ...]] = field(default_factory=dict[str, tuple[Implementation, ...]])
     _threads: ThreadPoolExecutor | None = None
@@ -126,6 +128,7 @@ class Plugins:
             raise ValueError("there is another plugin of that name")
         self._manager.register(plugin, record.name)
         record.hooks = tuple(name for name in HOOKS if name in found)
+        self.used_hooks.update(record.hooks)
 
     def fail(self, record: PluginRecord, hook: str, error: BaseException | str) -> str:
         """Record and log a failure; return it in words."""
@@ -153,10 +156,6 @@ class Plugins:
             ]
             self._known[hook] = tuple(sorted(found, key=lambda each: each.plugin.is_core))
         return self._known[hook]
-
-    def has(self, hook: str) -> bool:
-        """Return whether any plugin, ours included, implements a hook."""
-        return bool(self.implementations(hook))
 
     async def ask(self, implementation: Implementation, **given: Any) -> HookAnswer:
         """Call one hook of one plugin within `HOOK_S`; a failure of ours is raised, another's is in the answer."""

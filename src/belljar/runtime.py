@@ -268,7 +268,7 @@ def open_plugins(settings: Settings) -> Plugins:
 
 def configured_guardrails(settings: Settings, plugins: Plugins | None = None) -> Guardrails:
     """Return the rules of the policy that the settings name, privacy included."""
-    judges = plugins is not None and (plugins.has("judge_tool_call") or plugins.has("judge_code"))
+    judges = plugins is not None and ("judge_tool_call" in plugins.used_hooks or "judge_code" in plugins.used_hooks)
     return read_guardrails(settings, {SECTION: PrivacyRules}, is_logged=judges)
 
 

@@ -62,7 +62,7 @@ def make_cell(
         allow_input=allow_input,
         filename=filename,
         author=author,
-        client=printable(client)[:MOST_CLIENT_CHARS],
+        client=(client if client.isprintable() else printable(client))[:MOST_CLIENT_CHARS],
         wants_value=wants_value,
     )
 

@@ -13,8 +13,8 @@ from typing import Protocol
 from belljar.executions.admission import Admission
 from belljar.executions.inbox import Inbox
 from belljar.executions.outcome import KernelLoss, StateLossNotice
-from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
+from belljar.executions.working_folder import DiskQuota
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.kernels.base import Kernel

@@ -15,7 +15,6 @@ from belljar import logs, measures
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
-from belljar.executions.file_changes import FileChanges
 from belljar.executions.gpu_use import GpuUse, with_gpu_memory
 from belljar.executions.outcome import (
     RESUMED,
@@ -34,6 +33,7 @@ from belljar.executions.policy_check import check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply, told_question
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
+from belljar.executions.working_folder import FileChanges
 from belljar.files.disk_usage import FolderUsage
 from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
@@ -75,10 +75,8 @@ class Execution:
             screens=session.screens(),
             on_change=self._notify,
         )
-        # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
-        inbox = None if cell.wants_value else session.inbox.of_execution(execution_id, session.id, session.principal)
-        self._inbox = inbox
-        self._questions = ExecutionQuestions(self._notify, inbox)
+        self._first_asked: ExecutionQuestions | None = None
+        """Its questions, once somebody asked for them: most cells have none."""
         self._progress = (0, "")
         self._waits_for = ""
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
@@ -118,10 +116,23 @@ class Execution:
         return self._session.settings.interrupt_grace_s + 5
 
     @property
+    def _questions(self) -> ExecutionQuestions:
+        if self._first_asked is None:
+            session = self._session
+            # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
+            inbox = (
+                None if self.cell.wants_value else session.inbox.of_execution(self.id, session.id, session.principal)
+            )
+            self._first_asked = ExecutionQuestions(self._notify, inbox)
+        return self._first_asked
+
+    @property
     def question(self) -> Question | None:
         """Return the question that the client should put to a person now."""
-        current = self._questions.current
-        is_elsewhere = current is not None and current.in_console and self._inbox is not None
+        if self._first_asked is None:
+            return None
+        current = self._first_asked.current
+        is_elsewhere = current is not None and current.in_console and self._first_asked.inbox is not None
         return None if is_elsewhere else current
 
     @property
@@ -167,8 +178,10 @@ class Execution:
     @property
     def asks_person(self) -> str | None:
         """Return, in words for the agent, what a person is asked now and where it can be answered."""
-        asked, inbox = self._questions.current, self._inbox
-        if asked is None or inbox is None or self.is_finished:
+        if self._first_asked is None or self.is_finished:
+            return None
+        asked, inbox = self._first_asked.current, self._first_asked.inbox
+        if asked is None or inbox is None:
             return None
         return told_question(f"{self.id}-{self.questions}", asked, where=inbox.inbox.place())
 
@@ -241,7 +254,8 @@ class Execution:
         """Ask the person, while the cell's timeout is paused; return None when nobody can be asked."""
         if not self.cell.allow_input or not self._is_wanted():
             return None
-        if question.in_console and self._inbox is not None and not self._inbox.may_ask():
+        inbox = self._questions.inbox
+        if question.in_console and inbox is not None and not inbox.may_ask():
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.
@@ -305,7 +319,7 @@ class Execution:
             self._outcome = Outcome(status="rejected", state=loss.state, lost=loss.lost, cause=cause)
         finally:
             self._finish()
-            if not self._is_abandoned:
+            if not self._is_abandoned and "after_execution" in self._session.plugins.used_hooks:
                 self._session.plugins.tell_aside("after_execution", cell=self._facts, result=self.result())
 
     @property
@@ -317,7 +331,8 @@ class Execution:
     async def _run_in_turn(self) -> None:
         await self._check_policy()
         try:
-            with self._session.following_environment(self._note_preparation):
+            is_started = self._session.session_kernel.kernel is not None
+            with nullcontext() if is_started else self._session.following_environment(self._note_preparation):
                 kernel = await self._session.session_kernel.ready()
         finally:
             self._waits_for = ""
@@ -337,7 +352,7 @@ class Execution:
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
             await self._session.tools.ready_for(self.cell.code)
-        if self._session.plugins.has("before_execution"):
+        if "before_execution" in self._session.plugins.used_hooks:
             self._notice_all(await self._session.plugins.tell("before_execution", cell=self._facts))
         if is_remote(kernel):
             kernel.limit_cell(self.cell.timeout_s)
@@ -371,7 +386,7 @@ class Execution:
     async def _check_policy(self) -> None:
         """Reject code that the policy does not allow; record a notice for each of its warnings."""
         guard, plugins = self._session.guard, self._session.plugins
-        if not guard.inspects_code and not plugins.has("judge_code"):
+        if not guard.inspects_code and "judge_code" not in plugins.used_hooks:
             return
         try:
             notice = await check_policy(plugins, guard, self._facts, self.ask)
@@ -404,7 +419,7 @@ class Execution:
             on_stop=tools.cancel if tools is not None else lambda: None,
         )
         has_calls = tools is not None or bool(self._calls)
-        if self._session.gpus.of(self.session_id):
+        if self._session.gpus.is_on and self._session.gpus.of(self.session_id):
             self._gpu_use = GpuUse(self._session.gpus, self.session_id)
         gpu_watch = self._gpu_use.watching(kernel, self._outcome) if self._gpu_use else nullcontext()
         with stopper.watching(), self._calling(tools) if has_calls else nullcontext():

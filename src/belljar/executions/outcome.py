@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from belljar import measures
 from belljar.errors import KernelDied
-from belljar.executions.quota import DiskQuota
 from belljar.executions.stopper import Stopper
 from belljar.executions.transcript import Transcript
+from belljar.executions.working_folder import DiskQuota
 from belljar.models import ExecutionResult, FileReference, State, Status, ToolCall, Usage
 from belljar.outputs.events import Finished
 from belljar.sandboxes.base import Incident

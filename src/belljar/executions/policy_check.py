@@ -19,7 +19,7 @@ async def check_policy(
     plugins: Plugins, guard: Guard, cell: CellFacts, ask: Callable[[Question], Awaitable[QuestionReply | None]]
 ) -> list[str]:
     """Return the warnings for code that may run, or raise `CodeRejected`. Plugins judge it before the policy does."""
-    verdicts = await plugins.judge_code(cell) if plugins.has("judge_code") else []
+    verdicts = await plugins.judge_code(cell) if "judge_code" in plugins.used_hooks else []
     if any(verdict.decision == "deny" for verdict in verdicts):
         inspection = Inspection()
     else:

@@ -71,7 +71,7 @@ class ExecutionQuestions:
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[QuestionReply] | None = None
         self._is_being_asked = False
-        self._inbox = inbox
+        self.inbox = inbox
         self._fate: tuple[QuestionState, str, str] = ("withdrawn", "", "")
         """What becomes of the current question, who answered it, and where."""
 
@@ -84,16 +84,16 @@ class ExecutionQuestions:
         self.number += 1
         self._fate = ("withdrawn", "", "")
         question_id = ""
-        if self._inbox is not None:
+        if self.inbox is not None:
             kept = question if recorded is None else replace(question, message=recorded)
-            question_id = self._inbox.put(self.number, kept, limit_s, self._take)
+            question_id = self.inbox.put(self.number, kept, limit_s, self._take)
         self._on_change()
         try:
             yield self._answer
         finally:
             self.current = self._answer = None
-            if self._inbox is not None:
-                self._inbox.end(question_id, *self._fate)
+            if self.inbox is not None:
+                self.inbox.end(question_id, *self._fate)
 
     def _take(self, reply: QuestionReply, by: str, where: str) -> bool:
         """Take a reply to the current question; return False if there is one already."""

@@ -11,6 +11,7 @@ import io
 import json
 import mimetypes
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,15 +70,15 @@ def read_display(folder: Path, uri: str) -> bytes | None:
         return None
 
 
+@dataclass(slots=True)
 class DisplayStore:
     """The files of one execution's displays, numbered; the folder is made when the first is stored."""
 
-    def __init__(self, folder: Path, execution_id: str) -> None:
-        self._displays = folder
-        self._execution_id = execution_id
-        self._kept: dict[str, str] = {}
-        self._before = 0
-        self.total_bytes = 0
+    _displays: Path
+    _execution_id: str
+    total_bytes: int = 0
+    _kept: dict[str, str] = field(default_factory=dict[str, str])
+    _before: int = 0
 
     @property
     def _folder(self) -> Path:

@@ -8,19 +8,21 @@ from belljar.outputs.events import Event, Finished, InputRequest, Notice
 from belljar.outputs.recorder import OutputScreen
 from belljar.plugins import Implementation, PluginRecord, Plugins
 
-HOOK = "screen_output"
+SCREEN_HOOK = "screen_output"
 
 
 def plugin_screens(plugins: Plugins, session: SessionFacts) -> list[OutputScreen]:
     """Return the screens of all plugins for one execution; of one that makes none, all output is withheld."""
-    return [screen for each in plugins.implementations(HOOK) for screen in _screens_of(plugins, each, session)]
+    return [screen for each in plugins.implementations(SCREEN_HOOK) for screen in _screens_of(plugins, each, session)]
 
 
 def _screens_of(plugins: Plugins, implementation: Implementation, session: SessionFacts) -> Sequence[OutputScreen]:
     try:
         made = implementation.bind({"session": session})()
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        return [PluginScreen(plugins, implementation.plugin, None, plugins.fail(implementation.plugin, HOOK, error))]
+        return [
+            PluginScreen(plugins, implementation.plugin, None, plugins.fail(implementation.plugin, SCREEN_HOOK, error))
+        ]
     if made is None:
         return ()
     screens = cast("Sequence[object]", made if isinstance(made, list | tuple) else [made])
@@ -60,7 +62,7 @@ class PluginScreen:
 
     def _give_up(self, error: Exception) -> None:
         self._inner = None
-        self._failure = self._plugins.fail(self._plugin, HOOK, error)
+        self._failure = self._plugins.fail(self._plugin, SCREEN_HOOK, error)
 
     def _told(self) -> list[Event]:
         if self._is_told:

@@ -115,8 +115,9 @@ class Recorder:
 
     def _result(self, event: ExecuteResult) -> OutputEvent:
         shown = {mime: form for mime, form in event.data.items() if mime != VALUE}
-        display = display_of(shown, self._store)
-        text = plain_of(shown)
+        text = shown.get("text/plain")
+        text = text if isinstance(text, str) else None
+        display = display_of(shown, self._store) if shown.keys() - {"text/plain"} else None
         data: dict[str, JsonValue] = {"has_text": text is not None}
         if VALUE in event.data:
             data["value"] = event.data[VALUE]

@@ -52,6 +52,8 @@ class Guard:
         self._book = book
         self.inspects_code = book.inspector.has_rules
         """Whether the policy has rules for code."""
+        self.filters_output = bool(book.policy.output)
+        """Whether the policy has rules for output."""
         self._session_id = session_id
         self._principal = principal
         self._memory = GuardState(folder if book.log is not None else None)

@@ -55,16 +55,13 @@ class SessionGpus:
 
     def __init__(self, settings: Settings, provider: Provider, folder: Path, monitor: GpuMonitor | None = None) -> None:
         self._settings = settings
+        self.is_on = bool(settings.gpus) or any(entry.gpus for entry in settings.environments.values())
+        """Whether any session may have a GPU."""
         self._provider = provider
         self._folder = folder
         self.monitor = monitor or GpuMonitor()
         self._holdings: dict[str, Holding] = {}
         self._placing = asyncio.Lock()
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether any session may have a GPU."""
-        return bool(self._settings.gpus) or any(entry.gpus for entry in self._settings.environments.values())
 
     # How many
 

@@ -17,10 +17,10 @@ from belljar.executions.transcript import output_uri
 from belljar.journal.archive import PrintedPage, open_archive, read_printed, read_stream_texts
 from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, OutputEvent, ResultNotice
-from belljar.outputs.budget import TextBudget, clip
+from belljar.outputs.budget import clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
-from belljar.outputs.summary import Summary
+from belljar.outputs.summary import Summary, TextBudget
 from belljar.privacy.signatures import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings

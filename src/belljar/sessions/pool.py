@@ -14,11 +14,11 @@ from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
+from belljar.journal.journal import new_id
 from belljar.journal.session_records import SessionRecords
 from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.ids import new_id
 
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1

@@ -18,7 +18,7 @@ from belljar.environments import Environment
 from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.executions.policy_check import check_policy
-from belljar.executions.quota import DiskQuota
+from belljar.executions.working_folder import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.hooks import CellFacts, SessionFacts

@@ -15,19 +15,19 @@ from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution, interrupt_all
 from belljar.executions.inbox import Inbox
-from belljar.executions.quota import DiskQuota
 from belljar.executions.shared_folder import SharedFolder
+from belljar.executions.working_folder import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.hooks import SessionFacts
-from belljar.journal.journal import ExecutionRecord, Journal
+from belljar.journal.journal import ExecutionRecord, Journal, new_id
 from belljar.journal.session_records import SessionRecord, SessionRecords, iso
 from belljar.kernels.base import Kernel, pid_of
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
-from belljar.outputs.plugin_screens import plugin_screens
+from belljar.outputs.plugin_screens import SCREEN_HOOK, plugin_screens
 from belljar.outputs.recorder import OutputScreen, Screens
 from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
@@ -45,7 +45,6 @@ from belljar.sessions.changes import ChangeKind, ChangeLog
 from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.ids import new_id
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import Settings
@@ -265,9 +264,11 @@ class Session:
         redaction: list[OutputScreen] = [RedactionScreen(self.redactor)] if self.redactor.redacts_outputs else []
         hidden = [OutputRule(text=signature, replace=HIDDEN) for signature in self.signatures.all()]
         stricter = [screen for guard in self._stricter for screen in guard.screens()]
-        own = [*self.guard.screens(), *stricter, *([FilterScreen(hidden)] if hidden else [])]
-        facts = SessionFacts(self.id, self.principal, self.environment)
-        return Screens([*redaction, *own, *plugin_screens(self.plugins, facts)])
+        own: list[OutputScreen] = [*(self.guard.screens() if self.guard.filters_output else ()), *stricter]
+        own += [FilterScreen(hidden)] if hidden else []
+        if SCREEN_HOOK in self.plugins.used_hooks:
+            own += plugin_screens(self.plugins, SessionFacts(self.id, self.principal, self.environment))
+        return Screens([*redaction, *own])
 
     @contextmanager
     def tightened(self, guard: Guard) -> Generator[None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
 from belljar.executions.outcome import KernelLoss, StateLossNotice, killed
-from belljar.executions.quota import DiskQuota
+from belljar.executions.working_folder import DiskQuota
 from belljar.kernels.base import Kernel, StatefulKernel, is_forkable, is_remote
 from belljar.outputs.events import Finished
 from belljar.provisioning.folders import KernelFolders

@@ -112,7 +112,7 @@ class SkillSaver:
 
     async def _check_policy(self, session: Session, content: SkillContent) -> None:
         """Refuse Python that the policy would not let a cell run, because an import of it would not be looked at."""
-        if not session.guard.inspects_code and not session.plugins.has("judge_code"):
+        if not session.guard.inspects_code and "judge_code" not in session.plugins.used_hooks:
             return
         for path, data in content.files.items():
             if not path.endswith(".py"):

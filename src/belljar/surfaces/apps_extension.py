@@ -9,10 +9,9 @@ import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from mcp.server.apps import Apps, client_supports_apps
-from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
+from mcp.server.apps import Apps
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
@@ -26,8 +25,8 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import PICTURES, text_of
 from belljar.surfaces.tools import READS, SessionId, refusals_as_results
 
-URI: Final = "ui://belljar/session.html"
-TOOL: Final = "show_session"
+APP_URI: Final = "ui://belljar/session.html"
+APP_TOOL: Final = "show_session"
 MOST_CELLS: Final = 10
 CODE_CHARS: Final = 8_000
 TEXT_CHARS: Final = 12_000
@@ -84,11 +83,11 @@ class SessionApp:
         """Return the extension to build a server with."""
         apps = Apps()
         description = "Show the person the session's latest cells and figures, live."
-        apps.tool(resource_uri=URI, description=description, annotations=READS, structured_output=False)(
+        apps.tool(resource_uri=APP_URI, description=description, annotations=READS, structured_output=False)(
             self.show_session
         )
         page = files("belljar.surfaces").joinpath("session_view.html").read_text("utf-8")
-        apps.add_html_resource(URI, page, name="session", prefers_border=True)
+        apps.add_html_resource(APP_URI, page, name="session", prefers_border=True)
         return apps
 
     @refusals_as_results
@@ -126,20 +125,6 @@ class SessionApp:
     def _code(self, execution_id: str) -> str:
         record = self._sessions.journal.find(execution_id)
         return record.code if record is not None else ""
-
-
-class AppsOnly(ServerMiddleware[Any]):
-    """Middleware that leaves the tool and the page out of lists for clients that cannot draw the page."""
-
-    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        """Pass the request on, and leave out what is not for this client."""
-        answer = await call_next(ctx)
-        if isinstance(answer, dict) and ctx.method == "resources/list":
-            # Never listed: some clients read every listed resource at every turn, and the tool names the page.
-            answer["resources"] = [each for each in answer.get("resources", []) if each["uri"] != URI]
-        if isinstance(answer, dict) and ctx.method == "tools/list" and not client_supports_apps(ctx):
-            answer["tools"] = [each for each in answer.get("tools", []) if each["name"] != TOOL]
-        return answer
 
 
 def _cells(

@@ -1,4 +1,4 @@
-"""Checks the arguments of a tool call against the tool's schema, and says in our own words what is wrong with them.
+"""Says in our own words what is wrong with the arguments of a tool call.
 
 The SDK validates them with pydantic, whose text names classes of ours and a web page. A model needs the name of the
 argument, the value it sent, and what the argument must be.
@@ -32,16 +32,6 @@ _BOUNDS: Final = (
     ("minLength", "maxLength", "of {0} to {1} characters", "of at least {0} characters", "of at most {1} characters"),
     ("minItems", "maxItems", "of {0} to {1} items", "of at least {0} items", "of at most {1} items"),
 )
-
-
-def known_arguments(tool: str, schema: Schema, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments without the nulls that stand for a default; raise InvalidArgument for unknown ones."""
-    known: Schema = schema.get("properties", {})
-    if unknown := [name for name in arguments if name not in known]:
-        named = ", ".join(repr(name[:_SHOWN_CHARS]) for name in unknown[:_SHOWN_NAMES])
-        raise InvalidArgument(f"{tool} has no argument {named}", hint=f"It takes {', '.join(known) or 'none'}")
-    required = schema.get("required", ())
-    return {name: value for name, value in arguments.items() if value is not None or name in required}
 
 
 def wrong_arguments(tool: str, schema: Schema, arguments: Mapping[str, Any], error: ValidationError) -> InvalidArgument:

@@ -114,17 +114,17 @@ def text_of(
     """
     said: list[str] = []
     if result.result is not None:
-        said.append(_result_text(result.execution_count, result.result))
-    said += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
-    traceback = "\n".join(_shown(short_traceback(result.traceback)))
-    said.append(traceback)
+        said.append(_result_text(result.execution_count, _marked(result.result)))
+    said += [_marked(_display_line(display, media, result.result)) for display in result.displays if display.at is None]
+    traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
+    said.append(_marked(traceback))
     if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
-        said.append(f"Error: {error}")
+        said.append(_marked(f"Error: {error}"))
     if result.calls:
-        said.append(_calls_line(result.calls, text_before="\n".join([*result.output, *said])))
+        said.append(_marked(_calls_line(result.calls, text_before="\n".join([*result.output, traceback, *said]))))
     if result.files:
-        said.append("\n".join(["Files:", *_file_lines(result)]))
-    parts = [_shown_in_order(result, media), *map(disarmed, said)]
+        said.append(_marked("\n".join(["Files:", *_file_lines(result)])))
+    parts = [_shown_in_order(result, media), *said]
     if result.truncated is not None:
         cut = result.truncated
         parts.append(
@@ -135,6 +135,11 @@ def text_of(
     if result.waits_for:
         body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
     return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+
+
+def _marked(text: str) -> str:
+    """Return words of the session with what imitates belljar's marked; without a bracket there is nothing to mark."""
+    return text if text.isascii() and "[" not in text else disarmed(text)
 
 
 def _result_text(count: int, text: str) -> str:
@@ -169,7 +174,9 @@ def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
         for at in range(place, min(until, len(result.output))):
             if at in ours and not result.output[at].startswith("\n"):
                 end_line()
-            add(result.output[at] if at in ours else short_warnings(result.output[at]), is_notice=at in ours)
+            text = result.output[at]
+            # Warnings are printed to stderr.
+            add(short_warnings(text) if result.stderr and at not in ours else text, is_notice=at in ours)
 
     for display in result.displays:
         if display.at is not None:
@@ -178,7 +185,7 @@ def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
             end_line()
             add(f"{_display_line(display, media, None)}\n")
     add_output(len(result.output))
-    return disarmed_around(texts).rstrip("\n")
+    return disarmed_around(texts).rstrip("\n") if texts else ""
 
 
 def _next_call(result: ExecutionResult) -> NextCall:
@@ -210,20 +217,20 @@ def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
     ids = [f"session_id: {result.session_id}", f"execution_id: {result.execution_id}"]
     lines = [f"[{' | '.join([result.status, *(part for part in ids if not part.endswith(': '))])}]"]
     if result.status == "running" and result.asks_person:
-        lines.append(f"It waits for {disarmed(result.asks_person)}. Tell the person; its clock stands still meanwhile.")
+        lines.append(f"It waits for {_marked(result.asks_person)}. Tell the person; its clock stands still meanwhile.")
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
             f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
     if result.state == "lost" and result.status != "rejected":
-        names = disarmed(", ".join(result.lost[:40])) or "none known"
+        names = _marked(", ".join(result.lost[:40])) or "none known"
         lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
         if has_checkpoint:
             call = f'rewind_session(session_id="{result.session_id}", to="{result.execution_id}")'
             lines.append(f"{call} brings back variables and files as they were before this execution.")
     if result.state == "rewound" and result.lost:
-        lines.append(f"Did not come back: {disarmed(', '.join(result.lost[:40]))}.")
+        lines.append(f"Did not come back: {_marked(', '.join(result.lost[:40]))}.")
     if result.not_undoable:
         lines.append(f"{result.not_undoable}.")
     if result.session_info is not None:

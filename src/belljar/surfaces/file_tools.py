@@ -9,7 +9,7 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Te
 from pydantic import Field
 
 from belljar.errors import SessionNotFound
-from belljar.executions.file_changes import file_uri
+from belljar.executions.working_folder import file_uri
 from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace

@@ -349,6 +349,8 @@ class InterpreterSurface:
         return answer
 
     def _advice(self, result: ExecutionResult, principal: str) -> str:
+        if result.status != "error":
+            return ""
         seen = self._runtime.starter.host_folders
         return next_call(
             result,

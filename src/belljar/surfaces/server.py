@@ -5,6 +5,8 @@ from importlib.metadata import version
 from typing import Any
 
 from mcp import MCPError
+from mcp.server.apps import client_supports_apps
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 from mcp.server.extension import Extension
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
@@ -28,8 +30,8 @@ from belljar.errors import BelljarError, InvalidArgument
 from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
-from belljar.surfaces.apps_extension import AppsOnly, SessionApp
-from belljar.surfaces.arguments import known_arguments, wrong_arguments
+from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
+from belljar.surfaces.arguments import wrong_arguments
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
@@ -44,6 +46,7 @@ from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
+from belljar.surfaces.tools import known_arguments
 from belljar.surfaces.tools_list import Surroundings, small_schema
 
 NAME_LIMIT_CHARS = 200
@@ -166,6 +169,20 @@ class BelljarServer(MCPServer[Any]):
             )
             for item in contents
         ]
+
+
+class AppsOnly(ServerMiddleware[Any]):
+    """Middleware that leaves the tool and the page out of lists for clients that cannot draw the page."""
+
+    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        """Pass the request on, and leave out what is not for this client."""
+        answer = await call_next(ctx)
+        if isinstance(answer, dict) and ctx.method == "resources/list":
+            # Never listed: some clients read every listed resource at every turn, and the tool names the page.
+            answer["resources"] = [each for each in answer.get("resources", []) if each["uri"] != APP_URI]
+        if isinstance(answer, dict) and ctx.method == "tools/list" and not client_supports_apps(ctx):
+            answer["tools"] = [each for each in answer.get("tools", []) if each["name"] != APP_TOOL]
+        return answer
 
 
 def _instructions(surfaces: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, InvalidArgument
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
@@ -28,6 +28,8 @@ REPLACES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_wor
 """For tools that bring something from elsewhere, which replaces what has the same name."""
 
 STAGE_CHARS = 200
+_SHOWN_NAMES = 5
+_NAME_CHARS = 64
 P = ParamSpec("P")
 Answer = CallToolResult | InputRequiredResult
 Ctx = Context[Any, Any]
@@ -82,3 +84,13 @@ async def chosen_session(sessions: Registry, session_id: str) -> Session:
         await sessions.make_room(current_principal())
         return sessions.create(current_principal())
     return await sessions.reach(session_id, current_principal())
+
+
+def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments without the nulls that stand for a default; raise InvalidArgument for unknown ones."""
+    known: Mapping[str, Any] = schema.get("properties", {})
+    if unknown := [name for name in arguments if name not in known]:
+        named = ", ".join(repr(name[:_NAME_CHARS]) for name in unknown[:_SHOWN_NAMES])
+        raise InvalidArgument(f"{tool} has no argument {named}", hint=f"It takes {', '.join(known) or 'none'}")
+    required = schema.get("required", ())
+    return {name: value for name, value in arguments.items() if value is not None or name in required}

@@ -443,7 +443,7 @@ class ToldCall:
     async def begin(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
         """Return the arguments, which plugins may have changed; raise `CallRefused` if one of them fails."""
         self._call = call = described_call(self._session_id, self._owner, tool, arguments)
-        if not self._plugins.has("before_tool_call"):
+        if "before_tool_call" not in self._plugins.used_hooks:
             return arguments
         try:
             self._call = await self._plugins.before_tool_call(call)
@@ -454,7 +454,7 @@ class ToldCall:
 
     async def end(self, state: End, *, reason: str = "", value: Any = None) -> None:
         """Tell plugins how the call ended, if it was one that they were told of."""
-        if self._call is not None and self._plugins.has("after_tool_call"):
+        if self._call is not None and "after_tool_call" in self._plugins.used_hooks:
             duration_s = round(time.monotonic() - self._began_at, 6)
             await self._plugins.after_tool_call(self._call, CallEnd(state, duration_s, reason, value))
 
