@@ -114,7 +114,7 @@ def text_of(
     """
     said: list[str] = []
     if result.result is not None:
-        said.append(_result_text(result.execution_count, _marked(result.result)))
+        said.append(_result_text(result.execution_count, result.result))
     said += [_marked(_display_line(display, media, result.result)) for display in result.displays if display.at is None]
     traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
     said.append(_marked(traceback))
@@ -144,7 +144,7 @@ def _marked(text: str) -> str:
 
 def _result_text(count: int, text: str) -> str:
     """Return the value of a cell. One of several lines starts on its own, so that a table's columns stay aligned."""
-    text = _reflowed(text)
+    text = _marked(_reflowed(text))
     return f"Out[{count}]:\n{text}" if "\n" in text else f"Out[{count}]: {text}"
 
 
