@@ -62,7 +62,8 @@ _MOST_JUDGED_CHARS: Final = 4_000_000
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
     "parent.postMessage(Math.ceil(Math.max(d.getBoundingClientRect().height,b?b.scrollHeight+b.offsetTop:0)),'*')};"
-    "addEventListener('load',tell);new ResizeObserver(tell).observe(document.documentElement)})()"
+    "addEventListener('load',tell);addEventListener('message',(e)=>{if(e.source===parent)tell()});"
+    "new ResizeObserver(tell).observe(document.documentElement)})()"
 )
 # WebRTC is under no policy, so its entrances are removed before a script of the page can run.
 _NO_WEBRTC: Final = (

@@ -28,6 +28,8 @@ export function listenToFrames() {
       if (frame.contentWindow === event.source) frame.style.height = `${bounded(event.data + SLACK)}px`;
     }
   });
+  // Those that had loaded before anybody listened tell it once more.
+  for (const frame of document.querySelectorAll("iframe")) frame.contentWindow?.postMessage("height", "*");
   document.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-run-frame]") : null;
     if (button instanceof HTMLElement) runFrame(button);
