@@ -164,6 +164,7 @@ LONG_TESTS = frozenset(
         "test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation",
         "test_pip_and_uv_of_the_session_work_through_the_proxy",
         "test_pip_is_the_environments_own_and_only_its_command_is_caught",
+        "test_scikit_learn_and_joblib_work_in_parallel_without_warnings",
         "test_servers_over_http_of_an_earlier_sdk_are_connected_or_told_what_to_give",
         "test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor",
         "test_ten_thousand_lines_are_told_by_their_end_and_read_in_pages",

@@ -15,6 +15,7 @@ from belljar.console import templating
 from belljar.environments import Environment
 from registry_packages import Unreachable, node, npm_folder
 from shared_environment import shared_settings
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n"
@@ -27,6 +28,8 @@ async def place(
     async with opened_place(
         default_environment, tmp_path_factory.mktemp("browser"), fork_start=True, checkpoints=5
     ) as opened:
+        # A session that starts before there is anything to fork has no states to go back to.
+        await until(lambda: opened.runtime.preparation.zygote != "pending")
         yield opened
 
 
@@ -88,6 +91,14 @@ async def test_a_person_runs_a_cell_by_keyboard_and_a_rewind_folds_what_it_undoe
     await expect(page.locator(".cell").nth(1)).to_contain_text("mine 2")
     await expect(page.locator(".cell").nth(1).locator(".author")).not_to_be_empty()
     await expect(page.locator("#code")).to_have_value("")
+    # The way back is offered as soon as the cell has ended, and folding by its key does not go it.
+    mine = page.locator(".cell").nth(1)
+    await expect(mine.get_by_text("Rewind…")).to_be_visible()
+    await mine.focus()
+    await page.keyboard.press("o")
+    await expect(mine.locator(".outputs")).to_be_hidden()
+    await page.keyboard.press("o")
+    await expect(mine.locator(".outputs")).to_be_visible()
     undone = await place.agent.fields("rewind_session", session_id=ran.session_id, to="1")
     assert len(undone["undone"]) == 1
     await expect(page.locator(".cell.undone")).to_have_count(1)

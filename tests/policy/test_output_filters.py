@@ -13,6 +13,7 @@ from belljar.outputs.events import (
     ExecuteResult,
     Finished,
     InputRequest,
+    Notice,
     Raised,
     Stream,
 )
@@ -113,7 +114,8 @@ def test_pictures_pass_and_a_media_type_tells_nothing() -> None:
 def test_what_widgets_say_is_changed_too_and_withheld_with_the_rest() -> None:
     said = CommMessage("comm_msg", "id", {"state": {"value": KEY}}, buffers=("QQ==",))
     assert shown(screen(), said) == [replace(said, data={"state": {"value": "\\0[key]"}})]
-    (withheld,) = shown(screen({"text": KEY, "withhold": True}), said)
+    notice, withheld = shown(screen({"text": KEY, "withhold": True}), said)
+    assert isinstance(notice, Notice)
     assert isinstance(withheld, CommMessage)
     assert (KEY in str(withheld), withheld.buffers) == (False, ())
     # Code chooses the names of what they say: none of them passes for a picture, nor holds anything itself.
@@ -135,12 +137,16 @@ def test_withholding_says_so_once_and_gives_nothing_more() -> None:
         *filtering.screen(ExecuteResult({"text/plain": "MIIE", "image/png": "MIIE"})),
         *filtering.flush(),
     ]
-    words = "[belljar: output withheld by output.1: a key; the cell ran, show less of what it made]\n"
-    assert said == [
-        Stream("stdout", "before\n"),
-        Stream("stdout", f"just before\n{words}"),
-        ExecuteResult({"text/plain": words}),
-    ]
+    words = "output withheld by output.1: a key; the cell ran, show less of what it made"
+    assert said == [Stream("stdout", "before\n"), Stream("stdout", "just before\n"), Notice(words)]
+
+
+def test_an_error_or_a_question_that_is_withheld_is_still_one() -> None:
+    rule = {"text": KEY, "withhold": True}
+    notice, raised = shown(screen(rule), Raised("ValueError", KEY, ["Traceback", f"ValueError: {KEY}"]))
+    assert (type(notice), raised) == (Notice, Raised("Error", "withheld", []))
+    _, asked = shown(screen(rule), InputRequest(f"{KEY}? "))
+    assert asked == InputRequest("(withheld) ")
 
 
 def test_lone_surrogates_do_not_stop_the_output() -> None:

@@ -106,6 +106,8 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
         answers = [
             await told("execute_code", code="1", session_id=session_id),
             await told("get_execution", execution_id=execution_id),
+            await told("get_execution", execution_id=execution_id, since=1),
+            await told("get_execution", execution_id=execution_id, offset=0),
             await told("interrupt_execution", execution_id=execution_id),
             await told("interrupt_execution", session_id=session_id),
             await told("fork_session", session_id=session_id),

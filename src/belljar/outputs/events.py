@@ -91,7 +91,19 @@ class Finished:
     """Names of the variables that the session has now, the first 200: they are lost if the process dies."""
 
 
-Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Words of belljar's own about the output. Screens make them; no kernel does."""
+
+    text: str
+
+    @property
+    def line(self) -> str:
+        """Return it as it stands among the output: one line, whatever the names that it quotes contain."""
+        return f"[belljar: {' '.join(self.text.splitlines())}]\n"
+
+
+Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished | Notice
 
 
 # The text in a bundle

@@ -12,6 +12,7 @@ from belljar.outputs.events import (
     ExecuteResult,
     InputRequest,
     MimeBundle,
+    Notice,
     Raised,
     Stream,
     with_clean_text,
@@ -24,10 +25,8 @@ MOST_CHARS = 4_000_000
 """Characters of one execution's streams that are searched: a million take a second, longer if all are numbers."""
 MOST_S = 30.0
 """Processor time for one execution, limited because code may choose output that takes long to search."""
-_ENOUGH = (
-    f"\n[belljar: output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data]\n"
-)
-_TOO_SLOW = "\n[belljar: the rest is not shown, because searching it for personal data takes too long]\n"
+_ENOUGH = f"output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data"
+_TOO_SLOW = "the rest is not shown, because searching it for personal data takes too long"
 
 # Forms that come as base64, most of them without text to search.
 
@@ -50,7 +49,7 @@ class RedactionScreen:
         started_s = time.thread_time()
         passed = self._screened(event)
         self._spent_s += time.thread_time() - started_s
-        return [*passed, Stream("stderr", _TOO_SLOW)] if self._spent_s > MOST_S else passed
+        return [*passed, Notice(_TOO_SLOW)] if self._spent_s > MOST_S else passed
 
     def _screened(self, event: Event) -> list[Event]:
         if isinstance(event, Stream):
@@ -58,7 +57,7 @@ class RedactionScreen:
                 return []
             self._seen_chars += len(event.text)
             if self._seen_chars > MOST_CHARS:
-                return [*self.flush(), Stream("stderr", _ENOUGH)]
+                return [*self.flush(), Notice(_ENOUGH)]
             text = self._tail(event.name).feed(event.text)
             return [replace(event, text=self._redactor.redact_own_text(text))] if text else []
         return [*self.flush(), self._redacted(event)]

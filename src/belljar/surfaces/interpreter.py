@@ -289,13 +289,12 @@ class InterpreterSurface:
         """Return a page of all that an execution printed, and where the next one begins."""
         page = self._settings.output_budget_chars
         executions, principal = self._sessions.executions, current_principal()
-        text = await executions.whole_output(execution_id, principal, offset, page + 1)
-        is_last = len(text) <= page
-        report = OutputPage(execution_id=execution_id, offset=offset, text=text[:page], is_last=is_last)
-        if not is_last:
+        read = await executions.output_page(execution_id, principal, offset, page)
+        report = OutputPage(execution_id=execution_id, offset=offset, text=read.text, is_last=read.is_last)
+        if not read.is_last:
             report.next_offset = offset + page
         rest = f'get_execution(execution_id="{execution_id}", offset={report.next_offset})'
-        end = "[the end]" if is_last else f"[not the end: {rest} goes on]"
+        end = "[the end]" if read.is_last else f"[not the end: {rest} goes on]"
         return model_blocks(report, f"{report.text.rstrip()}\n\n{end}".lstrip())
 
     async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:

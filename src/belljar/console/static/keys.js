@@ -16,7 +16,7 @@ function moveCell(step) {
 
 function foldCell() {
   const cell = document.activeElement?.closest(".cell");
-  const button = /** @type {HTMLElement | null} */ (cell?.querySelector(".cell-head button") ?? null);
+  const button = /** @type {HTMLElement | null} */ (cell?.querySelector(".unfold") ?? null);
   if (button) button.click();
   else cell?.classList.toggle("folded");
 }

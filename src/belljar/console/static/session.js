@@ -157,7 +157,7 @@ function offerWayBack(parts) {
   }
   for (const [id, html] of Object.entries(parts)) {
     const head = document.getElementById(`head-${id}`);
-    if (head && !head.querySelector(".cell-acts")) head.append(...parsed(html));
+    if (head && !head.closest(".undone") && !head.querySelector(".cell-acts")) head.append(...parsed(html));
   }
 }
 
@@ -172,10 +172,10 @@ function announce(text) {
 function addUnfoldButtons() {
   for (const cell of document.querySelectorAll(".cell.undone")) {
     const head = cell.querySelector(".cell-head");
-    if (!head || head.querySelector("button")) continue;
+    if (!head || head.querySelector(".unfold")) continue;
     const button = document.createElement("button");
     button.type = "button";
-    button.className = "quiet";
+    button.className = "quiet unfold";
     const show = () => {
       button.textContent = cell.classList.contains("open") ? "Fold" : "Show what was undone";
       button.setAttribute("aria-expanded", String(cell.classList.contains("open")));

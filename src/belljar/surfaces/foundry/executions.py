@@ -24,6 +24,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.models import ExecutionResult
+from belljar.outputs.imitations import disarmed
 from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
@@ -103,6 +104,11 @@ class Report:
         return round(self.result.usage.wall_s * 1000)
 
     @property
+    def stdout(self) -> str:
+        """Return stdout; text in it that looks like a notice of belljar's is marked."""
+        return disarmed(self.streams.stdout)
+
+    @property
     def stderr(self) -> str:
         """Return stderr with what else there is to know: what was lost before it ran, and how it failed."""
         # The traceback of a shell command that was stopped would show how belljar runs commands.
@@ -110,7 +116,7 @@ class Report:
         error = self.result.error or ""
         if error and not self.is_running and error not in failure and error not in self.streams.stderr:
             failure = "\n".join(filter(None, [failure, error]))
-        return "".join(part for part in (self.streams.notices, self.streams.stderr, failure) if part)
+        return f"{self.streams.notices}{disarmed(f'{self.streams.stderr}{failure}')}"
 
     @property
     def is_running(self) -> bool:
@@ -271,7 +277,7 @@ class Executions:
         return json_response(self._fields(report, execution_type), headers=headers)
 
     def _fields(self, report: Report, execution_type: str) -> dict[str, Any]:
-        result: dict[str, Any] = {"stdout": report.streams.stdout, "stderr": report.stderr}
+        result: dict[str, Any] = {"stdout": report.stdout, "stderr": report.stderr}
         fields: dict[str, Any] = {"id": report.id, "identifier": report.identifier}
         if report.is_shell:
             status = report.status if report.is_running else str(report.exit_status)
