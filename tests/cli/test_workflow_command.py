@@ -90,7 +90,9 @@ def test_a_cell_that_asks_in_its_middle_is_answered_from_another_terminal(comman
     ) as process:
 
         def waiting() -> Any:
-            return [run for run in json.loads(command("workflow", "list", "--json").out) if run["question"]]
+            answer = command("workflow", "list", "--json")
+            # The journal may be half made.
+            return answer.code == 0 and [run for run in json.loads(answer.out) if run["question"]]
 
         (listed,) = until_blocking(waiting)
         assert (
