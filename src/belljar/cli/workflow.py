@@ -109,8 +109,8 @@ def answer_command(
     """Answer the question of a run and go on with it; without fields it means yes."""
     record = _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
-    answer = None if decline else dict(map(_variable, values or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, answer, step), as_json=as_json))
+    given = None if decline else dict(map(_name_and_text, values or []))
+    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, given, step), as_json=as_json))
 
 
 def stop_command(run: Run) -> None:
@@ -223,13 +223,22 @@ def _all_steps(definition: Definition) -> list[Any]:
 
 
 def _variable(text: str) -> tuple[str, Any]:
+    name, value = _name_and_text(text)
+    return name, _json_or_text(value)
+
+
+def _name_and_text(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidArgument(f"{text[:100]!r} is no NAME=VALUE", hint="Write for example region=north or count=3")
+    return name, value
+
+
+def _json_or_text(text: str) -> Any:
     try:
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text
 
 
 def _state(settings: Settings, record: RunRecord) -> Any:
@@ -308,7 +317,8 @@ def _text_now(library: Library, record: RunRecord) -> Definition | None:
     return library.named(record.source) if record.source in library.names() else None
 
 
-async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] | None, step: str) -> LiveRun | None:
+async def _answered(runtime: Runtime, record: RunRecord, given: dict[str, str] | None, step: str) -> LiveRun | None:
+    answer = None if given is None else _typed(runtime.workflows.show(record.id, record.principal), given, step)
     return await runtime.workflows.answer(
         record.id,
         record.principal,
@@ -317,6 +327,15 @@ async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] 
         step=step,
         by="belljar workflow answer",
     )
+
+
+def _typed(info: RunInfo, given: dict[str, str], step: str) -> dict[str, Any]:
+    """Return the fields of an answer: text where the question wants text, so that 21 may be one; JSON elsewhere."""
+    question = next((each for each in info.questions if not step or each.step == step), None)
+    properties = question.fields.get("properties") if question is not None else None
+    known = properties if isinstance(properties, dict) else {}
+    texts = {name for name, schema in known.items() if isinstance(schema, dict) and schema.get("type") == "string"}
+    return {name: text if name in texts else _json_or_text(text) for name, text in given.items()}
 
 
 def _drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
