@@ -31,6 +31,7 @@ pytestmark = pytest.mark.anyio
 GRACE_S = 2
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 FIGURE = f"display({{'image/png': {PIXEL!r}}}, raw=True)"
+OTHER_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGPgZGD4DwABKAEJrIecZgAAAABJRU5ErkJggg=="
 
 
 @pytest.fixture(scope="module")
@@ -520,7 +521,7 @@ async def test_sessions_are_listed_with_their_states(
 
 
 async def test_figures_are_bytes_and_images_and_a_table_is_a_frame(session: belljar.SessionHandle) -> None:
-    shown = await session.execute(f"{FIGURE}\n{FIGURE}")
+    shown = await session.execute(f"{FIGURE}\n{FIGURE.replace(PIXEL, OTHER_PIXEL)}")
     assert [figure[:4] for figure in await session.figures(shown)] == [b"\x89PNG"] * 2
     pytest.importorskip("PIL")
     assert [image.format for image in await session.images(shown)] == ["PNG"] * 2
