@@ -55,8 +55,6 @@ async def place(
             ask_in_console="always",
             api_keys=[f"alice:sha256:{hash_key(KEY)}"],
         ) as opened:
-            # A session that starts before there is anything to fork has no states to go back to.
-            await until(lambda: opened.runtime.preparation.zygote == "warm")
             yield opened
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from calls import held, until_said
-from consoles import Place, opened_place
+from consoles import Place, events, opened_place
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from belljar.console import templating
 from belljar.environments import Environment
 from registry_packages import Unreachable, node, npm_folder
 from shared_environment import shared_settings
-from waiting import until
 
 pytestmark = pytest.mark.anyio
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n"
@@ -28,8 +27,6 @@ async def place(
     async with opened_place(
         default_environment, tmp_path_factory.mktemp("browser"), fork_start=True, checkpoints=5
     ) as opened:
-        # A session that starts before there is anything to fork has no states to go back to.
-        await until(lambda: opened.runtime.preparation.zygote != "pending")
         yield opened
 
 
@@ -93,6 +90,15 @@ async def test_a_person_runs_a_cell_by_keyboard_and_a_rewind_folds_what_it_undoe
     await expect(page.locator("#code")).to_have_value("")
     # The way back is offered as soon as the cell has ended, and folding by its key does not go it.
     mine = page.locator(".cell").nth(1)
+    await expect(mine.get_by_text("Rewind…")).to_be_visible()
+    # Also in a page that is loaded again, to which the end of its last cell is told once more.
+    await page.reload()
+    after = await page.evaluate("() => document.body.dataset.after")
+    async with place.operator() as browser:
+        path = f"/console/stream?page=session:{ran.session_id}&after={after}"
+        async with events(browser, path) as happened:
+            heads = (event["data"] async for event in happened if event["data"]["target"].startswith("head-"))
+            assert "Rewind" in (await anext(heads))["html"]
     await expect(mine.get_by_text("Rewind…")).to_be_visible()
     await mine.focus()
     await page.keyboard.press("o")

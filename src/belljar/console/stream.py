@@ -49,8 +49,9 @@ class PageStreams:
         elif kind == "health":
             events = self._health(access)
         elif kind == "session":
-            await self._monitor.session(access, session_id)  # a plain 404 where there is none
-            events = SessionPageStream(self._monitor, self._pages, access, session_id).events(after)
+            detail = await self._monitor.session(access, session_id)  # a plain 404 where there is none
+            stream = SessionPageStream(self._monitor, self._pages, access, session_id)
+            events = stream.events(after, detail.rewindable)
         else:
             raise InvalidArgument(f"there is no page {page[:64]!r}")
         return event_stream(request, self._present(access, events), self._shares, access.principal)
@@ -213,8 +214,11 @@ class SessionPageStream:
         self._rewindable: frozenset[str] | None = None
         """The cells one can go back to, as the page was told; None before it was told."""
 
-    async def events(self, after: str) -> AsyncGenerator[dict[str, str]]:
-        """Yield the changes after a place."""
+    async def events(self, after: str, rewindable: list[str]) -> AsyncGenerator[dict[str, str]]:
+        """Yield the changes after a place; `rewindable` are the cells one can go back to now."""
+        # First, because the end of the last cell is told once more, with the line above it.
+        for event in self._held_states(rewindable):
+            yield event
         if after:
             await self._resume(after)
         async with aclosing(self._monitor.follow(self._access, self._session_id, after)) as happened:
