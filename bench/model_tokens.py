@@ -3,10 +3,10 @@
 The peer is counted twice. *Plain* is what a careful bridge from Jupyter to MCP puts into text: streams, `text/plain` of
 displays and results, tracebacks without colours; the figures of the single cases are beside it. *Raw* is everything the
 kernel's messages say, as simple bridges pass it on: also HTML, Markdown, LaTeX, SVG and JSON, and colours. Pictures are
-left out on both sides, because they cost the same. Ours is the text block of the answer, its ids included. That nothing
-is lost is checked: each case names the words that a model needs, and they have to be there. Each case is the first of
-its session, so ours also has the two sentences that a session says once, some 40 tokens: of short results ours is the
-longer one.
+left out on both sides, because they cost the same. Ours is the text block of the answer, its last line included. That
+nothing is lost is checked: each case names the words that a model needs, and they have to be there. Each case runs in a
+session that `new_session` made; what the first result of a session adds, its id and two sentences, is a figure of its
+own.
 
 Also the tokens of `tools/list`, which every conversation pays before its first call.
 """
@@ -43,9 +43,10 @@ class Case:
     needed: tuple[str, ...]
 
 
+PRINTED = Case("a printed line", "print('rows: 1,204')", ("rows: 1,204",))
 CASES = (
-    Case("nothing printed", "x = 1", ("session_id",)),
-    Case("a printed line", "print('rows: 1,204')", ("rows: 1,204",)),
+    Case("nothing printed", "x = 1", ("[ok]",)),
+    PRINTED,
     Case("a value", "[n * n for n in range(20)]", ("361",)),
     Case("a table", f"{FRAME}df.head(10)", ("city", "Bergen", "9")),
     Case("a table of 60 rows", f"{FRAME}df", ("city", "59")),
@@ -77,7 +78,8 @@ async def measure(stage: Stage) -> list[Figure]:
     async with open_runtime(settings) as runtime, Client(build_server(runtime, ["interpreter"])) as client:
         listed = json.dumps([_listed(tool) for tool in (await client.list_tools()).tools])
         ours = [await _read(client, case) for case in CASES]
-    of_list, *counts = count_tokens([listed, *ours, *plain, *raw], kept())
+        first = await _read(client, PRINTED, in_new_session=True)
+    of_list, of_first, *counts = count_tokens([listed, first, *ours, *plain, *raw], kept())
     mine, bare, whole = (counts[start : start + len(CASES)] for start in range(0, len(counts), len(CASES)))
     what = f"{len(CASES)} typical results"
     return [
@@ -85,6 +87,7 @@ async def measure(stage: Stage) -> list[Figure]:
         # The long one outweighs all others together, which says nothing of them.
         Figure("model-tokens", "all but the longest of them", "tokens", sum(mine) - max(mine), sum(bare) - max(bare)),
         Figure("model-tokens", f"{what}, raw peer", "tokens", sum(mine), sum(whole), TARGET, note="every text form"),
+        Figure("model-tokens", "added by a session's first result", "tokens", of_first - mine[CASES.index(PRINTED)]),
         Figure("model-tokens", "tools/list", "tokens", of_list, LIST_BEFORE, 2 / 3, note="the peer is its own past"),
         *(
             Figure("model-tokens", case.name, "tokens", own, peer, note=f"raw {all_of_it:,}")
@@ -98,9 +101,13 @@ def _listed(tool: Any) -> dict[str, Any]:
     return tool.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"annotations"})
 
 
-async def _read(client: Client, case: Case) -> str:
-    """The text that a model reads of a case, in a session of its own."""
-    answer = await client.call_tool("execute_code", {"code": case.code, "wait_s": 120})
+async def _read(client: Client, case: Case, *, in_new_session: bool = False) -> str:
+    """The text that a model reads of a case, in a session that was made for it before, or by this call."""
+    arguments = {"code": case.code, "wait_s": 120}
+    if not in_new_session:
+        made = await client.call_tool("new_session", {})
+        arguments["session_id"] = (made.structured_content or {})["session_id"]
+    answer = await client.call_tool("execute_code", arguments)
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if lost := [words for words in case.needed if words not in text]:
         raise AssertionError(f"{case.name}: the answer has lost {lost}:\n{text}")

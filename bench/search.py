@@ -18,7 +18,7 @@ from belljar.toolbox.server_config import StdioServer
 from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
 from bench.registries import Unreachable, kept, node, npm_folder, python_environment
-from bench.search_phrases import DEVELOPMENT, HELD_OUT, SET_ASIDE, TUNING
+from bench.search_phrases import DEVELOPMENT, FRESH, HELD_OUT, SET_ASIDE, TUNING
 from bench.stage import Stage
 
 Phrase = tuple[str, str, str]
@@ -57,6 +57,7 @@ NODE: dict[str, tuple[str, ...]] = {
     "google-maps": ("@modelcontextprotocol/server-google-maps", "mcp-server-google-maps"),
     "hubspot": ("@hubspot/mcp-server", "mcp-hubspot"),
     "kubernetes": ("mcp-server-kubernetes", "mcp-server-kubernetes"),
+    "launchdarkly": ("@launchdarkly/mcp-server", "mcp", "start", "--api-key", "api-none"),
     "line": ("@line/line-bot-mcp-server", "line-bot-mcp-server"),
     "linear": ("linear-mcp-server", "linear-mcp-server"),
     "mongodb": ("mongodb-mcp-server", "mongodb-mcp-server"),
@@ -75,6 +76,8 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "analytics": ("analytics-mcp", "bin/google-analytics-mcp"),
     "biomcp": ("biomcp-python", "bin/biomcp", "run"),
     "clickhouse": ("mcp-clickhouse", "bin/mcp-clickhouse"),
+    "cloudwatch": ("awslabs.cloudwatch-mcp-server", "bin/awslabs.cloudwatch-mcp-server"),
+    "dynamodb": ("awslabs.dynamodb-mcp-server", "bin/awslabs.dynamodb-mcp-server"),
     "email": ("mcp-email-server", "bin/mcp-email-server", "stdio"),
     "freshdesk": ("freshdesk-mcp", "bin/freshdesk-mcp"),
     "jenkins": (
@@ -94,6 +97,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "grafana": ("mcp-grafana", "bin/mcp-grafana"),
     "home": ("ha-mcp", "bin/ha-mcp"),
     "meta-ads": ("meta-ads-mcp", "bin/meta-ads-mcp"),
+    "nextcloud": ("nextcloud-mcp-server", "bin/nextcloud-mcp-server", "run", "--transport", "stdio"),
     "obsidian": ("mcp-obsidian", "bin/mcp-obsidian"),
     "osm": ("osm-mcp-server", "bin/osm-mcp-server"),
     "paper-search": ("paper-search-mcp", "bin/paper-search-mcp"),
@@ -146,6 +150,8 @@ VARIABLES = dict.fromkeys(
         "JIRA_API_TOKEN",
         "LINEAR_API_KEY",
         "META_ACCESS_TOKEN",
+        "NEXTCLOUD_PASSWORD",
+        "NEXTCLOUD_USERNAME",
         "NOTION_TOKEN",
         "OBSIDIAN_API_KEY",
         "PRIVATE_APP_ACCESS_TOKEN",
@@ -170,6 +176,7 @@ VARIABLES = dict.fromkeys(
     "none",
 ) | {
     "ARGOCD_BASE_URL": "http://127.0.0.1:9",
+    "AWS_REGION": "us-east-1",
     "CLICKHOUSE_HOST": "127.0.0.1",
     "CONFLUENCE_URL": "https://dummy.atlassian.net/wiki",
     "CONFLUENCE_USERNAME": "a@example.com",
@@ -179,6 +186,7 @@ VARIABLES = dict.fromkeys(
     "HOMEASSISTANT_URL": "http://127.0.0.1:9",
     "JIRA_URL": "https://dummy.atlassian.net",
     "JIRA_USERNAME": "a@example.com",
+    "NEXTCLOUD_HOST": "http://127.0.0.1:9",
     "SPOTIFY_REDIRECT_URI": "http://127.0.0.1:8080/callback",
     "TELEGRAM_CHAT_ID": "1",
     "ZOTERO_LOCAL": "true",
@@ -191,6 +199,7 @@ async def measure(stage: Stage) -> list[Figure]:
     return [
         *await _figures("held out", HELD_OUT, target=MOST_MISSED),
         *await _figures("set aside", SET_ASIDE, target=MOST_MISSED),
+        *await _figures("fresh", FRESH, target=MOST_MISSED),
         *await _figures("development", DEVELOPMENT),
         *await _figures("tuning", TUNING),
         *_timed(),
@@ -229,7 +238,7 @@ def _counted(
 
 def _timed() -> list[Figure]:
     """Return the processor time that an index of 1,000 tools takes to make, and a search in it."""
-    texts = [phrase for phrase, _, _ in (*HELD_OUT, *SET_ASIDE, *DEVELOPMENT, *TUNING)]
+    texts = [phrase for phrase, _, _ in (*HELD_OUT, *SET_ASIDE, *FRESH, *DEVELOPMENT, *TUNING)]
     tools = tuple(
         ToolDefinition(f"server{number // 25}", f"tool_{number}", f"{texts[number % len(texts)]}. For {number}.")
         for number in range(MANY)

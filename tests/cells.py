@@ -248,7 +248,7 @@ async def open_forking_place(environment: Environment, folder: Path, /, **flags:
     settings = shared_settings().model_copy(update=flags)
     starter = KernelStarter(settings, provider, folder)
     try:
-        await starter.is_warm(settings.environment)
+        await starter.wait_until_warm(settings.environment)
         yield ForkingPlace(provider, environment, folder, starter, settings.environment)
     finally:
         await starter.aclose()
@@ -258,7 +258,7 @@ async def open_forking_place(environment: Environment, folder: Path, /, **flags:
 async def open_place(name: str, environment: Environment, folder: Path) -> AsyncIterator[Place]:
     """Behind the provider of that name; `forked` is the default one with kernels that are forked."""
     if name == "forked":
-        async with open_forking_place(environment, folder) as place:
+        async with open_forking_place(environment, folder, preload=[]) as place:
             yield place
     else:
         yield Place(usable(name), environment, folder)

@@ -15,15 +15,19 @@ from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.managed import Recipe, compile_packages, prepare
 from belljar.errors import EnvironmentBroken
 from local_index import IndexedPackages, LocalIndex, add_support
-from shared_environment import prepared_environment, settings_with
+from shared_certificates import with_shared_certificates
+from shared_environment import UNCHANGING, prepared_environment, settings_with, with_shared_inspection
 from warm_processes import with_warm_processes
 
 # A shell starts what runs in the background with interrupts ignored, and every process of the tests would be, too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no fault of the values that are tried.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no fault of the values that are tried. A long run tries more of them.
+IS_LONG = bool(os.environ.get("BELLJAR_LONG"))
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100 if IS_LONG else 30
+)
 settings.load_profile("default")
 
 # Thousands of tests are collected by every worker, and nothing of that is garbage: a fifth less time without it.
@@ -34,28 +38,50 @@ LONGEST = [
     "test_image.py",
     "test_ordinary_user.py",
     "test_faults.py",
-    "test_keep_alive.py",
-    "test_transports.py",
-    "test_session_packages.py",
     "test_workflow_faults.py",
-    "test_run.py",
-    "test_api.py",
-    "test_kernel_conformance.py",
-    "test_upstream_connections.py",
-    "test_mcp_conformance.py",
     "test_stopped_servers.py",
     "test_inspector.py",
-    "test_client.py",
-    "test_terminals.py",
-    "test_installs.py",
-    "test_kernel_copies.py",
     "test_no_leaks.py",
     "test_wrapper_kernel.py",
-    "test_snapshots.py",
     "test_replay.py",
-    "test_attach.py",
-    "test_doctor.py",
     "test_azure_clients.py",
+    "test_api.py",
+    "test_saved_state.py",
+    "test_run.py",
+    "test_session_packages.py",
+    "test_hibernation.py",
+    "test_keep_alive.py",
+    "test_bad_input.py",
+    "test_kernel_conformance.py",
+    "test_transports.py",
+    "test_installs.py",
+    "test_figures.py",
+    "test_observability.py",
+    "test_azure_pool.py",
+    "test_escapes.py",
+    "test_contract.py",
+    "test_forks.py",
+    "test_forked_hygiene.py",
+    "test_ipython.py",
+    "test_export.py",
+    "test_results.py",
+    "test_console_in_browser.py",
+    "test_resource_limits.py",
+    "test_tools_in_sessions.py",
+    "test_zygotes.py",
+    "test_jupyter.py",
+    "test_stopped_cells.py",
+    "test_kernel_copies.py",
+    "test_origins.py",
+    "test_redacted_outputs.py",
+    "test_named_environments.py",
+    "test_variables.py",
+    "test_interpreter.py",
+    "test_container.py",
+    "test_forged_messages.py",
+    "test_clock.py",
+    "test_concurrency.py",
+    "test_forked_escapes.py",
 ]
 
 
@@ -68,14 +94,15 @@ LONG = frozenset(
         "test_azure_kit.py",
         "test_browser_forms.py",
         "test_conda_packages.py",
-        "test_container_skills.py",
         "test_confined_uv.py",
         "test_console_accidents.py",
         "test_console_bad_input.py",
         "test_console_by_keyboard.py",
         "test_console_with_issuer.py",
         "test_console_work_in_browser.py",
+        "test_container_skills.py",
         "test_faults.py",
+        "test_foreign_kernels.py",
         "test_foundry_description.py",
         "test_frames_in_browser.py",
         "test_full_disk.py",
@@ -85,6 +112,7 @@ LONG = frozenset(
         "test_inspector.py",
         "test_installed_providers.py",
         "test_keep_alive_tools.py",
+        "test_kernel_suite.py",
         "test_message_sizes.py",
         "test_no_leaks.py",
         "test_notifications.py",
@@ -111,39 +139,78 @@ LONG = frozenset(
     }
 )
 
-# Single tests of other files that take half a minute each.
+# Single tests of other files that take long, or repeat with another parameter what a quick one proves.
 LONG_TESTS = frozenset(
     {
+        "test_a_cell_is_shown_alike[an estimator]",
+        "test_a_cell_is_shown_alike[sympy]",
+        "test_a_clock_that_jumps_ends_nothing[-31536000]",
+        "test_a_jupyter_front_end_shares_the_agents_session[tcp]",
+        "test_a_jupyter_kernel_installs_and_proves_too",
+        "test_a_larger_example_says_what_it_promises",
         "test_a_managed_one_is_created_listed_and_removed",
         "test_a_million_lines_arrive_whole",
+        "test_a_plotly_figure_has_a_picture_where_a_browser_can_draw_it",
         "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
         "test_a_session_outlives_its_server_only_with_folders_that_are_still_shown",
+        "test_a_signal_stops_it_in_good_order_though_calls_and_streams_are_open[legacy-2]",
         "test_after_a_busy_life_every_mode_is_the_narrowest",
         "test_an_identifier_survives_a_server_that_is_killed",
         "test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_narrow_screen",
+        "test_every_required_scenario_passes[2025-11-25]",
         "test_health_answers_beside_400_half_open_connections",
+        "test_httpx_works_untouched",
+        "test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly",
         "test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation",
+        "test_pip_and_uv_of_the_session_work_through_the_proxy",
         "test_pip_is_the_environments_own_and_only_its_command_is_caught",
+        "test_scikit_learn_and_joblib_work_in_parallel_without_warnings",
         "test_servers_over_http_of_an_earlier_sdk_are_connected_or_told_what_to_give",
         "test_sessions_that_come_and_go_leave_no_descriptor_in_the_server_or_the_supervisor",
+        "test_ten_thousand_lines_are_told_by_their_end_and_read_in_pages",
         "test_the_default_environment_has_what_sessions_are_promised",
+        "test_the_scripts_of_the_console_have_sound_types",
+        "test_the_view_opens_the_session_in_the_console_where_the_server_has_one",
         "test_those_that_no_setting_names_any_more_can_be_removed",
         "test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both",
+        "test_what_has_no_cells_is_told_in_words",
         "test_what_is_taken_to_fit_fits",
         "test_whatever_ipython_would_run_is_seen_or_refused",
     }
 )
 
 
+REASON = "a long trial: BELLJAR_LONG=1 runs it"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """See `LONGEST` and `LONG`; for `pytest -n`, see `scripts/test`."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
-    if not os.environ.get("BELLJAR_LONG"):
-        skipped = pytest.mark.skip(reason="a long trial: BELLJAR_LONG=1 runs it")
+    if not IS_LONG:
+        skipped = pytest.mark.skip(reason=REASON)
         for item in items:
-            if item.path.name in LONG or item.name.partition("[")[0] in LONG_TESTS:
+            if item.path.name in LONG or {item.name, item.name.partition("[")[0]} & LONG_TESTS:
                 item.add_marker(skipped)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of long trials, which every worker would import, unless somebody names them."""
+    is_left_out = not IS_LONG and collection_path.name in LONG
+    return True if is_left_out and not any(collection_path.name in word for word in config.args) else None
+
+
+def pytest_report_header() -> str:
+    return "" if IS_LONG else f"without {len(LONG)} files of long trials, which BELLJAR_LONG=1 runs"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the workers of `pytest -n` as copies of a process that has imported what they need."""
+    is_controller = not hasattr(config, "workerinput") and bool(config.getoption("numprocesses", None))
+    if is_controller and not os.environ.get("BELLJAR_COLD"):
+        context = with_warm_processes(is_for_workers=True)
+        context.__enter__()
+        config.add_cleanup(lambda: context.__exit__(None, None, None))
 
 
 def pytest_collection_finish() -> None:
@@ -155,6 +222,20 @@ def pytest_collection_finish() -> None:
 def warm_processes() -> Generator[None]:
     """See `warm_processes`."""
     with nullcontext() if os.environ.get("BELLJAR_COLD") else with_warm_processes():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_certificates() -> Generator[None]:
+    """See `shared_certificates`."""
+    with with_shared_certificates():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_inspection() -> Generator[None]:
+    """See `shared_environment`."""
+    with with_shared_inspection():
         yield
 
 
@@ -197,6 +278,7 @@ def small_environment(indexed: IndexedPackages, tmp_path_factory: pytest.TempPat
         python = anyio.run(partial(prepare, settings_with(data_directory=folder), recipe))
     environment = describe("small", inspect_interpreter(python))
     anyio.run(compile_packages, environment.prefix)
+    UNCHANGING.append(environment.prefix)
     return environment
 
 

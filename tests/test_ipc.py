@@ -366,7 +366,7 @@ async def test_a_hostile_message_is_answered_or_hung_up_on_and_the_next_peer_ser
     assert await served.check()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     line=some.sampled_from([SEARCH, PACKAGES, SESSIONS]),
     noise=some.binary(max_size=50),
@@ -465,7 +465,7 @@ def test_as_many_descriptors_as_a_packet_holds_arrive_and_no_exec_passes_them_on
         os.close(descriptor)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     said=some.lists(
         some.binary(min_size=1, max_size=200) | some.sampled_from([b"[" * 90_000, b"{}", b"5"]), max_size=4

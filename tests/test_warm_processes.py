@@ -15,4 +15,7 @@ def test_a_server_is_a_copy_of_a_warm_process_and_nothing_else_is(tmp_path: Path
             return Path(f"/proc/{process.pid}/cmdline").read_text()
 
     assert "warm_processes.py" in command_line("-m", "belljar", "serve")
+    assert "warm_processes.py" in command_line(
+        str(Path(__file__).with_name("ledger_server.py")), str(tmp_path / "ledger")
+    )
     assert "warm_processes.py" not in command_line("-c", "import sys; sys.stdin.read()")

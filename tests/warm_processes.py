@@ -1,9 +1,13 @@
-"""Starts `python -m belljar …` for tests from a process that has imported everything already.
+"""Starts `python -m belljar …`, and MCP servers of the tests, from a process that has imported everything already.
 
-A server's imports take most of the processor time of a test that starts one. So each pytest worker has one process that
-imports them once, and a server is a copy of it: a child of the worker like any other, with its own arguments,
-variables, folder and descriptors. `with_warm_processes` makes `subprocess` do this for exactly that command. How it
-starts from nothing is tested by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
+The imports take most of the processor time of a test that starts a server: belljar's two seconds, those of an MCP
+server that is a script of the tests nearly as much. So each pytest worker has one process that imports them once, and a
+server is a copy of it: a child of the worker like any other, with its own arguments, variables, folder and descriptors.
+`with_warm_processes` makes `subprocess` do this for exactly these commands. How belljar starts from nothing is tested
+by those that start it otherwise, and by all tests when BELLJAR_COLD=1.
+
+The workers of `pytest -n` are such copies themselves, of one process of the controller: what they import takes ten
+seconds of a processor each. A worker leaves a copy of itself behind before it begins, which is its own warm process.
 """
 
 import array
@@ -19,11 +23,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _COMMAND = [sys.executable, "-m", "belljar"]
+_WORKER = [sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How execnet starts a worker."""
+_TESTS = Path(__file__).parent
+_SOCKET = "WARM_PROCESS_SOCKET"
+"""The variable that tells a worker the descriptor by which it speaks with its warm process."""
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT = 0x8000
 _REQUEST_BYTES = 1 << 18
@@ -34,6 +44,12 @@ _MODULES = (
     "belljar.surfaces.http",
     "belljar.surfaces.stdio",
     "IPython.core.inputtransformer2",
+    "mcp.server.mcpserver",
+    "mcp.server.stdio",
+)
+_MODULES_OF_WORKERS = (
+    *("pytest", "hypothesis", "httpx", "jupyter_client", "nbformat", "PIL.Image", "playwright.async_api"),
+    *("belljar.cli.container", "belljar.cli.doctor", "belljar.console.app", "belljar.attachments", "belljar.workflows"),
 )
 
 
@@ -41,17 +57,19 @@ class WarmProcess:
     """The process that is copied; started when the first copy is asked for."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+        number = os.environ.pop(_SOCKET, "")
+        self._socket = socket.socket(fileno=int(number)) if number else None
         self._process: subprocess.Popen[bytes] | None = None
+        self.is_for_workers = False
 
     def start_copy(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """Return the id of a copy that runs the command of the order with these descriptors."""
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                number = str(theirs.fileno())
+                words = [str(theirs.fileno()), *(["workers"] if self.is_for_workers else [])]
                 self._process = subprocess.Popen(
-                    [sys.executable, __file__, number], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                    [sys.executable, __file__, *words], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
                 )
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         self._socket.sendmsg([json.dumps(order).encode()], rights)
@@ -65,11 +83,12 @@ class WarmProcess:
 
 
 @contextmanager
-def with_warm_processes() -> Generator[None]:
+def with_warm_processes(*, is_for_workers: bool = False) -> Generator[None]:
     """Copy the warm process wherever the command would be started, until the block ends."""
     usual: Callable[..., None] = getattr(subprocess.Popen, "_execute_child")  # noqa: B009 - it is private
     names = [*inspect.signature(usual).parameters][1:]
     warm = WarmProcess()
+    warm.is_for_workers = is_for_workers
 
     def execute_child(self: "subprocess.Popen[bytes]", *values: Any) -> None:
         given = dict(zip(names, values, strict=True))
@@ -77,8 +96,13 @@ def with_warm_processes() -> Generator[None]:
             usual(self, *values)
             return
         ends = [given[name] if given[name] >= 0 else number for number, name in enumerate(_ENDS)]
+        words = [*map(os.fsdecode, given["args"])]
+        is_worker = words == _WORKER
+        script = words[1] if not is_worker and words[1] != "-m" else ""
         order = {
-            "arguments": [*map(os.fsdecode, given["args"])][len(_COMMAND) :],
+            "is_worker": is_worker,
+            "script": script,
+            "arguments": words[2:] if script else words[len(_COMMAND) :],
             "variables": {os.fsdecode(k): os.fsdecode(v) for k, v in (given["env"] or os.environ).items()},
             "folder": os.fsdecode(given["cwd"] or Path.cwd()),
             "numbers": [0, 1, 2, *given["pass_fds"]],
@@ -104,7 +128,10 @@ _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 def _can_be_a_copy(given: dict[str, Any]) -> bool:
     words: Any = given["args"]
-    if isinstance(words, str | bytes) or [*map(os.fsdecode, words)][: len(_COMMAND)] != _COMMAND:
+    if isinstance(words, str | bytes):
+        return False
+    decoded = [*map(os.fsdecode, words)]
+    if decoded[: len(_COMMAND)] != _COMMAND and decoded != _WORKER and not _is_script(decoded):
         return False
     variables = given["env"] if given["env"] is not None else os.environ
     changed = {name for name in variables if name.startswith("PYTHON") and variables[name] != os.environ.get(name)}
@@ -114,6 +141,13 @@ def _can_be_a_copy(given: dict[str, Any]) -> bool:
     return bool(_SYS_CLONE) and is_usual and not changed and given["uid"] in {None, -1}
 
 
+def _is_script(words: list[str]) -> bool:
+    """Return whether this starts a program of the tests; the process that is copied is one, too."""
+    if len(words) < 2 or words[0] != sys.executable or words[1] == __file__:
+        return False
+    return words[1].endswith(".py") and Path(words[1]).is_relative_to(_TESTS)
+
+
 def heed_hangups() -> None:
     """Let hangups end the process that is started: whoever runs the tests may ignore them, and so would it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -121,11 +155,20 @@ def heed_hangups() -> None:
 
 def main() -> None:
     """Import what servers need, then make copies until the other end is closed."""
+    number, *rest = sys.argv[1:]
+    del sys.path[0]  # the folder of this file
     for name in _MODULES:
         __import__(name)
+    for name in _MODULES_OF_WORKERS if rest else ():
+        with suppress(ImportError):
+            __import__(name)
     gc.collect()
     gc.freeze()
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    _make_copies(socket.socket(fileno=int(number)))
+
+
+def _make_copies(orders: socket.socket) -> None:
+    """Make copies as they are ordered, until nobody orders any more; return in a copy, too, when it has ended."""
     while True:
         data, ancillary, _, _ = orders.recvmsg(_REQUEST_BYTES, socket.CMSG_SPACE(64 * 4))
         if not data:
@@ -165,12 +208,39 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
     for one, number in zip(high, order["numbers"], strict=True):
         os.dup2(one, number)
         os.close(one)
+    if os.isatty(1):
+        sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue] - it is a text file
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["variables"])
-    sys.argv = ["belljar", *order["arguments"]]
-    del sys.path[0]  # the folder of this file
-    runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+    if order["is_worker"]:
+        _become_worker()
+    elif script := order["script"]:
+        sys.argv = [script, *order["arguments"]]
+        sys.path.insert(0, str(Path(script).parent))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        sys.argv = ["belljar", *order["arguments"]]
+        runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+
+
+def _become_worker() -> None:
+    """Leave a copy behind that makes the copies this worker orders, and go on as execnet says."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        # The pipes are the worker's: the controller must see when it ends.
+        with Path(os.devnull).open("r+b") as nothing:
+            for number in (0, 1):
+                os.dup2(nothing.fileno(), number)
+        return _make_copies(theirs)
+    theirs.close()
+    os.environ[_SOCKET] = str(ours.detach())
+    sys.argv = ["-c"]
+    sys.path.insert(0, "")
+    sys.modules["__main__"] = main_module = ModuleType("__main__")
+    exec(_WORKER[-1], vars(main_module))
+    return None
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ var sessionExecutor = subscriptionResourceId(
   '0fb8eba5-a2bb-4abe-b1c1-49dfad359bb0'
 )
 
-resource environment 'Microsoft.App/managedEnvironments@2025-07-01' = {
+resource environment 'Microsoft.App/managedEnvironments@2025-01-01' = {
   name: '${name}-environment'
   location: location
   properties: {
@@ -80,7 +80,7 @@ resource environment 'Microsoft.App/managedEnvironments@2025-07-01' = {
   }
 }
 
-resource pool 'Microsoft.App/sessionPools@2025-07-01' = {
+resource pool 'Microsoft.App/sessionPools@2025-01-01' = {
   name: '${name}${suffix}'
   location: location
   identity: empty(registryIdentity)

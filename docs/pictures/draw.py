@@ -30,7 +30,7 @@ CALLS = [
     "!cat /etc/shadow",
     "del sales, pd",
 ]
-_IDS = re.compile(r"(session_id: |Session )?[0-9a-f]{32}")
+_IDS = re.compile(r"(session_id: |Session )?\b[a-z]{17}\b")
 """Ids are others at each run: these are drawn as the same two."""
 
 
@@ -209,7 +209,7 @@ FILLS = {
 
 
 def architecture() -> str:
-    """Draw who talks to whom, and what is behind the glass."""
+    """Draw who talks to whom, and what runs in a sandbox."""
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 520" width="900" height="520" role="img" '
         'aria-label="Clients talk to belljar serve; sessions are sandboxes of their own behind it">',
@@ -219,7 +219,7 @@ def architecture() -> str:
         '<path d="M0 0 L8 4 L0 8 z" fill="#5c6875"/></marker></defs>',
         '<rect width="900" height="520" fill="#fbfcfd" rx="8"/>',
         '<text x="270" y="36" class="title">the host, trusted</text>',
-        '<text x="630" y="36" class="title">behind the glass, hostile</text>',
+        '<text x="630" y="36" class="title">inside sandboxes: hostile code</text>',
         '<line x1="600" y1="20" x2="600" y2="420" stroke="#3f9163" stroke-width="2" stroke-dasharray="6 5"/>',
     ]
     for box in BOXES:

@@ -290,7 +290,7 @@ class LocalSession(SessionBase):
         """See `SessionHandle`."""
         return self._forked
 
-    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+    async def fork(self, *, at: str | int = "", reseed: bool = False) -> SessionHandle:
         """See `SessionHandle`."""
         _, forked = await self._runtime.sessions.fork(self._id, PRINCIPAL, at=at, reseed=reseed)
         return LocalSession(self._runtime, forked.session_id, self._family, forked)

@@ -103,8 +103,9 @@ class SessionHandle(Protocol):
         """What came along and what did not, if it is a fork of another session."""
         ...
 
-    async def fork(self, *, at: str = "", reseed: bool = False) -> "SessionHandle":
-        """A session of its own that goes on from the state of this one, or from its state before execution `at`.
+    async def fork(self, *, at: str | int = "", reseed: bool = False) -> "SessionHandle":
+        """A session of its own that goes on from the state of this one, or from its state before execution `at`:
+        its id, or its number counted back from the last one, which is 1.
 
         It ends with the same `async with` block as this one, or when it is closed.
         """

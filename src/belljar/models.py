@@ -39,6 +39,13 @@ class Display(Model):
     """How many texts of the result's `output` came before it; None for the rich form of the last expression."""
 
 
+class ResultNotice(Model):
+    """Words of belljar's own among the output of a cell: `text` is the item of the result's `output` at place `at`."""
+
+    text: str
+    at: int
+
+
 class Truncation(Model):
     """How much of the output is in the result, and where the whole is."""
 
@@ -101,6 +108,9 @@ class ExecutionResult(Model):
     session_id: str
     execution_count: int
     output: list[str]
+    """What was printed and belljar's notices, in order. Printed text that looks like a notice says that it is none."""
+    notices: list[ResultNotice] = []
+    """Which texts of `output` are belljar's; what code printed is never among them."""
     stdout: str
     stderr: str
     result: str | None = None

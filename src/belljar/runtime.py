@@ -326,7 +326,7 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
                 log.warning("environment %s: %s", name, error)
             logged = str(error)
             await asyncio.sleep(RETRY_S)
-    preparation.zygote = "warm" if await starter.is_warm(name) else "none"
+    preparation.zygote = "warm" if await starter.wait_until_warm(name) else "none"
 
 
 @dataclass(frozen=True, slots=True)

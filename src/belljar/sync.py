@@ -161,7 +161,7 @@ class SyncSession(_Caller):
         """What came along and what did not, if it is a fork of another session."""
         return self._handle.forked
 
-    def fork(self, *, at: str = "", reseed: bool = False) -> "SyncSession":
+    def fork(self, *, at: str | int = "", reseed: bool = False) -> "SyncSession":
         """Return a session of its own that goes on from the state of this one, or from before execution `at`.
 
         It ends with the same `with` block as this one, or when it is closed.

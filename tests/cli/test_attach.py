@@ -44,8 +44,10 @@ async def agent(
 async def attached(
     folder: Path, *arguments: str, stdout: int = PIPE, cwd: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
+    # Among planted files it starts as front ends start it; elsewhere as a copy of a warm process.
+    first = ("-P",) if cwd else ()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "belljar", "attach", *arguments),
+        *(sys.executable, *first, "-m", "belljar", "attach", *arguments),
         cwd=cwd,
         stdin=PIPE,
         stdout=stdout,
@@ -231,7 +233,7 @@ class Screen:
 async def terminal_on(folder: Path, session_id: str) -> AsyncIterator[Screen]:
     person, terminal = os.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "belljar", "attach", session_id),
+        *(sys.executable, "-m", "belljar", "attach", session_id),
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

@@ -71,6 +71,8 @@ def test_the_collector_rests_during_imports_and_passes_over_them_afterwards() ->
     [
         ("belljar.cli.run", {"mcp", "httpx2", "starlette", "h11", "jupyter_client", "phonenumbers", "jsonschema"}),
         ("belljar.control", {"belljar.sessions", "belljar.kernels", "belljar.settings"}),
+        # A server reads cells with magics, shows numbers and knows personal data only when it is asked to.
+        ("belljar.cli.serve, belljar.runtime", {"IPython", "prometheus_client", "phonenumbers", "stdnum"}),
     ],
 )
 def test_a_command_imports_only_what_it_needs(module: str, spared: set[str]) -> None:

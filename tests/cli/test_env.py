@@ -15,6 +15,7 @@ from belljar.environments import Environment
 from belljar.supervisor import Deposit, open_supervisor
 from live_server import live_server
 from local_index import LocalIndex, add_support
+from shared_environment import share_support
 from trusted_settings import write_trusted
 
 Belljar = Callable[..., Any]
@@ -122,6 +123,7 @@ def test_those_that_no_setting_names_any_more_can_be_removed(belljar: Belljar, t
 
 
 def test_one_that_cannot_be_made_says_why_and_the_others_are_made_all_the_same(belljar: Belljar, town: Path) -> None:
+    share_support(town)
     outcome = belljar("env", "create", "gone", "made")
 
     assert outcome.code == 1

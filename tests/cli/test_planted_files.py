@@ -48,6 +48,9 @@ for name in {NAMES!r}:
 """
 
 
+MODULE = [sys.executable, "-m", "belljar"]
+
+
 @pytest.fixture
 def script() -> str:
     """The command as people start it."""
@@ -129,9 +132,7 @@ def test_a_relative_entry_of_the_path_starts_nothing_from_the_working_directory(
     assert not (place.parent / "started").exists()
 
 
-def test_servers_of_the_toolbox_are_not_started_among_files_of_sessions(
-    place: Path, script: str, tmp_path: Path
-) -> None:
+def test_servers_of_the_toolbox_are_not_started_among_files_of_sessions(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "downloads" / "3f9c0000"
     folder.mkdir(parents=True)
     started = tmp_path / "started"
@@ -139,7 +140,7 @@ def test_servers_of_the_toolbox_are_not_started_among_files_of_sessions(
     config.write_text(f'{{"mcpServers": {{"x": {{"command": "/bin/sh", "args": ["-c", "pwd > {started}"]}}}}}}')
     for work in (place, folder):
         subprocess.run(
-            [script, "toolbox", "list", "--mcp-config", str(config)],
+            [*MODULE, "toolbox", "list", "--mcp-config", str(config)],
             capture_output=True,
             cwd=work,
             env=clean_environment(BELLJAR_DOWNLOAD_DIRECTORY=tmp_path / "downloads"),

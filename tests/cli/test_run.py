@@ -19,6 +19,9 @@ from live_server import clean_environment
 Run = Callable[..., Any]
 Process = subprocess.Popen[str]
 
+# What it takes long to import is imported once; a picture is saved like any other.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+PICTURE = f"display({{'image/png': {PNG!r}}}, raw=True)"
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()\n"
 
 
@@ -327,7 +330,7 @@ def test_a_folder_with_files_or_the_one_that_you_work_in_is_refused_before_anyth
 
 
 def test_another_folder_is_made_and_filled(belljar_run: Run, place: Path) -> None:
-    answer = belljar_run("--out", "deep/out", "-c", FIGURE)
+    answer = belljar_run("--out", "deep/out", "-c", PICTURE)
     assert answer.code == 0
     assert f"saved in {place / 'deep/out'}: figure-1.png" in answer.err
     assert [path.name for path in (place / "deep" / "out").iterdir()] == ["figure-1.png"]
@@ -337,7 +340,7 @@ def test_a_folder_that_cannot_be_made_is_told_and_the_result_is_there_all_the_sa
     belljar_run: Run, place: Path
 ) -> None:
     (place / "file").touch()
-    answer = belljar_run("--json", "--out", "file/out", "-c", FIGURE)
+    answer = belljar_run("--json", "--out", "file/out", "-c", PICTURE)
     assert answer.code == 2
     assert f"error: {place / 'file/out'} cannot be written" in answer.err
     assert json.loads(answer.out)["status"] == "ok"

@@ -86,7 +86,7 @@ def on_terminal(*words: str, cwd: Path | None = None, **variables: object) -> Sc
     tty.setraw(theirs)
     environment = clean_environment(**{"TERM": "xterm", "COLUMNS": 200, **variables})
     with subprocess.Popen(
-        [str(Path(sys.executable).with_name("belljar")), *words],
+        [sys.executable, "-m", "belljar", *words],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
@@ -185,7 +185,7 @@ async def test_a_pipe_gets_the_bytes_of_the_code_and_safe_lines_of_ours(
     code = f"print({HOSTILE!r})\nopen('a\\x1b]0;x\\x07\\nb', 'w').close()"
     answer = await asyncio.to_thread(
         subprocess.run,
-        [str(Path(sys.executable).with_name("belljar")), "run", "-c", code],
+        [sys.executable, "-m", "belljar", "run", "-c", code],
         capture_output=True,
         env=clean_environment(**variables),
     )

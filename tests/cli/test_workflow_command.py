@@ -82,6 +82,32 @@ def test_declined_expired_and_answered_twice_are_told_apart_by_the_command(comma
     assert "question of step ask expired at" in expired.err or "nobody answered within 0.01 s" in expired.err
 
 
+def test_a_cell_that_asks_in_its_middle_is_answered_from_another_terminal(command: Command, place: Path):
+    (place / "w.yaml").write_text(workflow(code("ask", "n = 2\nn * int(input('How often? '))"), name="asks"))
+    arguments = [sys.executable, "-m", "belljar", "workflow", "run", "w.yaml"]
+    process = subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+
+        def waiting() -> Any:
+            answer = command("workflow", "list", "--json")
+            # The journal may be half made.
+            return answer.code == 0 and [run for run in json.loads(answer.out) if run["question"]]
+
+        (listed,) = until_blocking(waiting)
+        shown = command("workflow", "show", listed["run"]).out
+        assert f"belljar workflow answer {listed['run']} answer=… goes on" in shown
+        answered = command("workflow", "answer", listed["run"], "answer=21")
+        assert (answered.code, answered.err) == (0, "the server that drives the run goes on with it\n")
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out) == (0, "42\n"), err
+    assert "waits for a person (ask): How often?" in err
+
+
 def test_a_failed_run_is_resumed_and_a_changed_text_is_refused(command: Command, place: Path):
     path = place / "w.yaml"
     path.write_text(workflow(code("a", "n = 1\nn"), code("b", "n / 0")))

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.environments import Environment
 from node_packages import npx
-from serving_process import http_server
+from serving_process import COLD, http_server
 
 SUITE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 HERE = Path(__file__).parent
@@ -26,6 +26,7 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
         tmp_path_factory.mktemp("conformance"),
         BELLJAR_ENVIRONMENT=environment,
         BELLJAR_HTTP="127.0.0.1:0",
+        **COLD,  # no scenario opens a session
     ) as (url, _):
         yield f"{url}/mcp"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from calls import held, until_said
+from calls import FORKS, held, until_said
 from consoles import Place, events, opened_place
 
 from belljar.console import templating
@@ -34,6 +34,7 @@ async def place(
         default_environment,
         tmp_path_factory.mktemp("console"),
         api_keys=[f"alice:sha256:{hash_key(ALICE)}", f"bob:sha256:{hash_key(BOB)}"],
+        **FORKS,
     ) as opened:
         yield opened
 

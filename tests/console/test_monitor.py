@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
-from calls import Caller, connected, held, opened_runtime, until_said
+from calls import FORKS, Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
@@ -24,7 +24,7 @@ STRANGER = Access("key:stranger")
 async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("monitor")) as opened:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("monitor"), **FORKS) as opened:
         yield opened
 
 

@@ -1,20 +1,24 @@
 """The image as people start it: stdio and HTTP with nothing set, and what it says where an engine is strict."""
 
+import json
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from built_image import LIMITS, build, engine, gap
+from built_image import LIMITS, ROOT, build, engine, gap
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from registry_packages import Unreachable, python_environment
+from shared_environment import shared_settings
 from waiting import until_blocking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.skipif(bool(gap()), reason=gap() or "-")]
@@ -105,6 +109,65 @@ async def test_docker_run_p_listens_with_a_key_that_it_shows(image: str) -> None
             answer = await client.call_tool("execute_code", {"code": "21 * 2"})
             assert answer.structured_content is not None
             assert answer.structured_content["result"] == "42"
+
+
+@contextmanager
+def composed(image: str, folder: Path) -> Generator[tuple[str, Callable[..., str]]]:
+    """The service of `deploy/compose.yaml`: its URL, and what runs commands of compose and returns what they print."""
+    try:
+        program = python_environment(shared_settings().data_directory / "frameworks" / "compose", "podman-compose")
+    except Unreachable as gap:
+        pytest.skip(str(gap))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    service: dict[str, Any] = {
+        "image": image,
+        # See `over_http`.
+        "network_mode": "host",
+        "environment": {"BELLJAR_HTTP": f"0.0.0.0:{port}"},
+        "ulimits": {"nofile": 4096, "nproc": 4096},
+    }
+    (folder / "here.yaml").write_text(json.dumps({"services": {"belljar": service}}))
+    command = [
+        str(program / "bin/podman-compose"),
+        f"--podman-args={' '.join(engine()[1:])}",
+        "-p",
+        f"belljar{port}",
+    ]
+    command += ["-f", str(ROOT / "deploy/compose.yaml"), "-f", str(folder / "here.yaml")]
+
+    def compose(*words: str) -> str:
+        # As `security_opt` is resolved by compose, from the folder of its file.
+        answer = subprocess.run(
+            [*command, *words], cwd=ROOT / "deploy", capture_output=True, text=True, timeout=100, check=False
+        )
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout + answer.stderr
+
+    try:
+        yield f"http://127.0.0.1:{port}/mcp", compose
+    finally:
+        compose("down", "-v", "-t", "2")
+
+
+async def test_docker_compose_keeps_it_running_and_its_key_outlives_a_restart(image: str, tmp_path: Path) -> None:
+    with composed(image, tmp_path) as (url, compose):
+        compose("up", "-d", "--no-build")
+        until_blocking(lambda: "serves MCP" in compose("logs", "belljar"))
+        said = compose("logs", "belljar")
+        (key,) = re.findall(r"Authorization: Bearer ([\w-]+)", said)  # colours follow it
+        assert "sandbox: namespace" in said
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
+            async with Client(streamable_http_client(url, http_client=http)) as client:
+                answer = await client.call_tool("execute_code", {"code": "kept = 42"})
+                session_id = str((answer.structured_content or {})["session_id"])
+            compose("restart", "-t", "10")
+            until_blocking(lambda: compose("logs", "belljar").count("serves MCP") == 2)
+            assert compose("logs", "belljar").count(key) == 1
+            async with Client(streamable_http_client(url, http_client=http)) as client:
+                answer = await client.call_tool("execute_code", {"code": "kept", "session_id": session_id})
+                assert (answer.structured_content or {})["result"] == "42"
 
 
 @pytest.mark.parametrize(

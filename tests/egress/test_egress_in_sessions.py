@@ -76,6 +76,7 @@ async def session(environment: Environment, folder: Path, *egress: str, **flags:
         data_directory=folder / "data",
         egress=list(egress),
         egress_allow_private=True,
+        fork_start=False,
         **flags,
     ) as handle:
         yield handle
@@ -187,6 +188,7 @@ async def test_a_jupyter_kernel_gets_the_same_way_out(default_environment: Envir
             egress=[f"localhost:{site.port}"],
             egress_allow_private=True,
             environment="kernel:python3",
+            fork_start=False,
         ) as handle:
             await said(handle, "import os\nfor name in ('NO_PROXY', 'no_proxy'): os.environ.pop(name)")
             code = f"import urllib.request; print(urllib.request.urlopen({url!r}).read())"

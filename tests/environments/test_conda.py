@@ -6,6 +6,7 @@ No tool of the family can be had without its registry, so that the listing of on
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import anyio
 import platformdirs
@@ -21,7 +22,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 from local_index import LocalIndex
-from shared_environment import settings_with
+from shared_environment import settings_with, share_support
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,9 @@ async def test_a_session_runs_in_one_sealed_off_with_ipython_brought_along(
     prefix = root / "envs" / "town"
     monkeypatch.setenv("CONDA_ROOT", str(root))
     entry = {"kind": "conda", "path": "town"}
-    settings = settings_with(data_directory=tmp_path / "data", environment="town", environments={"town": entry})
+    chosen: dict[str, Any] = {"environment": "town", "environments": {"town": entry}, "fork_start": False}
+    share_support(tmp_path / "data")
+    settings = settings_with(data_directory=tmp_path / "data", **chosen)
     try:
         await open_environment(settings)
     except EnvironmentBroken as error:

@@ -45,7 +45,7 @@ from belljar.runtime import open_runtime
 from belljar.settings import EnvironmentEntry, Settings
 from belljar.surfaces.server import build_server
 from local_index import LocalIndex
-from shared_environment import settings_with, shared_settings
+from shared_environment import settings_with, share_support
 from uv_sandboxes import open_uv_sandbox
 
 _POND = """
@@ -158,13 +158,6 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         interpreter = inspect_interpreter(prefix / "bin" / "python")
         patch.setenv("UV_DEFAULT_INDEX", index.url)
         yield Town(describe("town", interpreter, kind="conda", channels=(url,)), index.url)
-
-
-def _share_support(data: Path) -> None:
-    """IPython for such a Python is fetched once for all tests."""
-    (support := shared_settings().data_directory / "support").mkdir(parents=True, exist_ok=True)
-    data.mkdir(exist_ok=True)
-    (data / "support").symlink_to(support)
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +335,7 @@ async def test_sessions_use_them_sealed_off_and_their_forks_too(
 ) -> None:
     open_uv_sandbox()  # skips where nothing can be sealed off
     data = tmp_path / "data"
-    _share_support(data)
+    share_support(data)
     entry = {"kind": "conda", "path": str(town.prefix)}
     settings = settings_with(
         data_directory=data, environment="town", environments={"town": entry}, conda_channels=[town.channel]
@@ -376,7 +369,7 @@ async def test_sessions_use_them_sealed_off_and_their_forks_too(
 @pytest.mark.anyio
 async def test_the_executor_surface_has_them_too(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_uv_sandbox()
-    _share_support(tmp_path / "data")
+    share_support(tmp_path / "data")
     monkeypatch.setenv("CONDA_ENV_NAME", str(town.prefix))
     settings = settings_with(
         data_directory=tmp_path / "data",
@@ -469,7 +462,7 @@ def test_the_command_makes_one_of_a_file_and_prints_its_table(
     town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BELLJAR_DATA_DIRECTORY", str(tmp_path))
-    _share_support(tmp_path)
+    share_support(tmp_path)
     (file := tmp_path / "environment.yml").write_text("dependencies:\n  - python\n  - big-house\n")
     monkeypatch.setenv("CONDA_CHANNEL_ALIAS", town.mirror)
     monkeypatch.delenv("UV_DEFAULT_INDEX")

@@ -17,7 +17,7 @@ from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
 from local_index import LocalIndex, add_support
-from shared_environment import settings_with
+from shared_environment import settings_with, share_support
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> LocalIndex:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared, so that what environments lack is fetched once."""
-    return tmp_path_factory.mktemp("data")
+    folder = tmp_path_factory.mktemp("data")
+    share_support(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

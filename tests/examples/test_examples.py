@@ -19,12 +19,21 @@ pytestmark = [pytest.mark.timeout(180)]
         ("05_workflow", '"squares"'),
         ("06_form_filling", "sent -> Booked token=7f3a, name=Ada, nights=3, room=double, rules=on"),
         ("07_state_persistence", "went on at page 4 with ['a', 'b']"),
+    ],
+)
+def test_an_example_without_servers_says_what_it_promises(show: Show, name: str, said: str) -> None:
+    assert said in show(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
         ("08_skills", "used: 0.99 €"),
         ("11_custom_workflow_and_plugin", "not @example.com: send it to colleagues only"),
         ("12_complex_workflow", "budget 500, approved by Ada"),
     ],
 )
-def test_an_example_without_servers_says_what_it_promises(show: Show, name: str, said: str) -> None:
+def test_a_larger_example_says_what_it_promises(show: Show, name: str, said: str) -> None:
     assert said in show(name)
 
 

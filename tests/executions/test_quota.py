@@ -47,3 +47,23 @@ async def test_growth_past_the_limit_is_told_and_shrinking_is_not(tmp_path: Path
     assert quota.is_far_over
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
+
+
+async def test_what_one_cell_wrote_does_not_stop_the_next(tmp_path: Path) -> None:
+    quota = DiskQuota([tmp_path], 2)
+    grown = asyncio.Event()
+    watch = asyncio.create_task(quota.watch(is_busy=lambda: False, on_growth=grown.set))
+    async with asyncio.timeout(20):
+        (tmp_path / "small").write_bytes(bytes(1))
+        await until(lambda: quota.used > 0)
+        (tmp_path / "file").write_bytes(bytes(3 * MEBIBYTE))
+        await quota.look()  # as after every cell
+        (tmp_path / "small").unlink()
+        used = quota.used
+        await until(lambda: quota.used != used)  # the watch has looked again
+        assert quota.is_over
+        assert not grown.is_set()
+        (tmp_path / "more").write_bytes(bytes(MEBIBYTE // 2))
+        await grown.wait()
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)

@@ -36,6 +36,7 @@ async def runtime(
         workspace="on",
         workspace_mb=1,
         pool_size=1,
+        preload=[],
     )
     async with open_runtime(settings) as runtime:
         yield runtime

@@ -114,7 +114,7 @@ async def test_the_oldest_finished_output_goes_first_and_says_so(journal: Journa
     assert record.result is not None
     assert (record.result.output, record.result.stdout, record.result.displays) == ([event.text], "", [])
     assert (record.result.status, record.result.error, record.code) == ("error", "ValueError: no", "code")
-    assert read_printed(journal.path, "0", 0, 0) == event.text
+    assert read_printed(journal.path, "0", 0, 0).text == event.text
     # The disk has it back, but for what is spare.
     assert journal.path.stat().st_size < min(before, LIMIT_MB * 1024 * 1024 + 4096 * retention.SPARE_PAGES)
     assert trimmer.trim() == 0

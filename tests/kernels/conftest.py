@@ -42,8 +42,11 @@ def own_place(place: Place) -> Place:
 async def forking_place(
     default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ForkingPlace]:
-    """Its kernels are forked from one warm process, which the tests of a module share."""
-    async with open_forking_place(default_environment, tmp_path_factory.mktemp("forks")) as place:
+    """Its kernels are forked from one warm process, which the tests of a module share.
+
+    It has imported nothing for cells: the usual modules take two seconds of a processor in every module of tests.
+    """
+    async with open_forking_place(default_environment, tmp_path_factory.mktemp("forks"), preload=[]) as place:
         yield place
 
 

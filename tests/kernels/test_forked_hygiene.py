@@ -29,6 +29,15 @@ def kept_secret() -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="module")
+async def forking_place(
+    default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ForkingPlace]:
+    """With the usual modules, as a server has them."""
+    async with open_forking_place(default_environment, tmp_path_factory.mktemp("forks")) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
 async def siblings(kept_secret: None, forking_place: ForkingPlace) -> AsyncIterator[list[Kernel]]:
     """Three kernels of one zygote, alive at once."""
     async with AsyncExitStack() as stack:
@@ -429,7 +438,7 @@ async def limited(
 ) -> AsyncIterator[ForkingPlace]:
     """With little memory and one processor."""
     folder = tmp_path_factory.mktemp("limited")
-    async with open_forking_place(default_environment, folder, memory_mb=400, cpus=1.0) as place:
+    async with open_forking_place(default_environment, folder, memory_mb=400, cpus=1.0, preload=["numpy"]) as place:
         yield place
 
 

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -7,12 +8,16 @@ from belljar.kernels.jupyter import kernel as jupyter_kernel
 
 pytest.register_assert_rewrite("conformance")
 
-from cells import DEADLINE_S  # noqa: E402
+from cells import DEADLINE_S, Place  # noqa: E402
 from conformance import *  # noqa: E402, F403
+
+IS_LONG = bool(os.environ.get("BELLJAR_LONG"))
 
 
 @pytest.fixture(scope="module", params=["ipython", "jupyter:python3"])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest, place: Place) -> str:
+    if request.param != "ipython" and place.provider.name == "process" and not IS_LONG:
+        pytest.skip("a long trial: BELLJAR_LONG=1 runs it; in the default sandbox these kernels are tried anyway")
     return request.param
 
 

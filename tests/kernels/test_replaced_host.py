@@ -91,7 +91,7 @@ class HostedRunner:
         self.wire = wire
         self.kernel = kernel
         self.note = NoteFile()
-        kernel.note_request(self.note)
+        kernel.use_note_file(self.note)
 
     async def hand_on(self, listening: "asyncio.Task[object] | None" = None) -> IPythonKernel:
         """A new host gets copies of what the last one had, which is then gone."""
@@ -104,7 +104,7 @@ class HostedRunner:
         kept.restored(next_wire.peer_pid, os.pidfd_open(next_wire.peer_pid), -1)
         kernel = IPythonKernel(next_wire, self.kernel.sandbox, kept, self.kernel.environment)
         self.note = NoteFile(os.dup(self.note.descriptor))
-        kernel.note_request(self.note)
+        kernel.use_note_file(self.note)
         self.kernel.detach()
         self.wire, self.kernel = next_wire, kernel
         return kernel

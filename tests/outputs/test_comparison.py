@@ -88,16 +88,14 @@ def test_long_differences_are_shortened_around_the_first_one() -> None:
     lines = _differences([_stream("x" * 5_000 + "1" + "y" * 5_000)], [_stream("x" * 5_000 + "2" + "y" * 5_000)])
     assert max(map(len, lines)) < 200
     assert "1y" in lines[1]
-    many = _differences(
-        [_stream("\n".join(map(str, range(100_000))))], [_stream("\n".join(map(str, range(1, 99_999))))]
-    )
+    many = _differences([_stream("\n".join(map(str, range(20_000))))], [_stream("\n".join(map(str, range(1, 19_999))))])
     assert len(many) < 30
-    lengthy = _differences([_stream("a\n" * 100_000)], [_stream("b\n" * 100_000)])
-    assert lengthy[-1] == "… 199,984 more lines"
+    lengthy = _differences([_stream("a\n" * 20_000)], [_stream("b\n" * 20_000)])
+    assert lengthy[-1] == "… 39,984 more lines"
 
 
 @pytest.mark.parametrize("unit", ["1", "/a", "0x", "0:", "1.1", "± ", "a-", "In[", "[belljar: ", "<ipython-input-"])
 def test_hostile_text_is_compared_in_linear_time(unit: str) -> None:
     started = time.process_time()
-    _differences([_stream(unit * (500_000 // len(unit)))], [_stream("")])
-    assert time.process_time() - started < 10
+    _differences([_stream(unit * (100_000 // len(unit)))], [_stream("")])
+    assert time.process_time() - started < 2

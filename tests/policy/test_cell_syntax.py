@@ -136,7 +136,6 @@ def test_reading_comes_to_an_end(code: str, most_chars: int, reason: str, monkey
 def test_ipython_is_loaded_with_the_first_cell_that_has_magics() -> None:
     code = """if True:
         import sys
-        import belljar.cli.serve
         from belljar.policy.cell_syntax import is_quick, read_cell
         read_cell("x = 1\\nprint(x)\\n")
         assert "IPython" not in sys.modules and is_quick("x = 7 % 3 != 1") and not is_quick("%pwd")

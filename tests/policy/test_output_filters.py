@@ -1,5 +1,6 @@
 """Output rules: what callers see of streams that arrive in pieces, and of everything else."""
 
+import base64
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from belljar.outputs.events import (
     ExecuteResult,
     Finished,
     InputRequest,
+    Notice,
     Raised,
     Stream,
 )
@@ -19,6 +21,7 @@ from belljar.policy.output_filter import MOST_LINE_CHARS, FilterScreen
 from belljar.policy.rules import OutputRule
 
 KEY = "sk-abcdefgh12345678"
+PICTURE = base64.b64encode(b"\x89PNG\xff\x00").decode()
 RULES: list[dict[str, Any]] = [{"pattern": "sk-[a-z0-9]{8,}", "replace": "\\0[key]"}, {"text": "Projekt Ü"}]
 
 
@@ -74,7 +77,7 @@ def test_a_value_at_every_place_around_the_cut_is_replaced() -> None:
 def test_results_displays_errors_and_questions_are_changed_too() -> None:
     seen = shown(
         screen(),
-        ExecuteResult({"text/plain": repr(KEY), "image/png": KEY, "application/json": {KEY: [KEY, 1, None]}}),
+        ExecuteResult({"text/plain": repr(KEY), "image/png": PICTURE, "application/json": {KEY: [KEY, 1, None]}}),
         DisplayData({"text/html": f"<b>{KEY}</b>"}),
         Raised("ValueError", KEY, ["Traceback", f"ValueError: {KEY}"]),
         InputRequest(f"{KEY}? "),
@@ -83,7 +86,7 @@ def test_results_displays_errors_and_questions_are_changed_too() -> None:
         ExecuteResult(
             {
                 "text/plain": "'\\0[key]'",
-                "image/png": KEY,
+                "image/png": PICTURE,
                 "application/json": {"\\0[key]": ["\\0[key]", 1, None]},
             }
         ),
@@ -93,10 +96,26 @@ def test_results_displays_errors_and_questions_are_changed_too() -> None:
     ]
 
 
+@pytest.mark.parametrize("mime", ["image/png", "application/zip", "application/pdf", "font/woff"])
+def test_a_text_with_a_binary_type_is_changed_too(mime: str) -> None:
+    """Code may give any text any type; what is no base64 is shown as text, and base64 of a text can be read."""
+    (plain,) = shown(screen(), DisplayData({mime: f"the key is {KEY}"}))
+    assert plain == DisplayData({mime: "the key is \\0[key]"})
+    (encoded,) = shown(screen(), DisplayData({mime: base64.b64encode(KEY.encode()).decode()}))
+    assert encoded == DisplayData({mime: base64.b64encode(b"\\0[key]").decode()})
+
+
+def test_pictures_pass_and_a_media_type_tells_nothing() -> None:
+    assert shown(screen(), DisplayData({"image/png": PICTURE})) == [DisplayData({"image/png": PICTURE})]
+    (named,) = shown(screen(), DisplayData({f"text/{KEY}": "x"}))
+    assert named == DisplayData({"text/\\0[key]": "x"})
+
+
 def test_what_widgets_say_is_changed_too_and_withheld_with_the_rest() -> None:
     said = CommMessage("comm_msg", "id", {"state": {"value": KEY}}, buffers=("QQ==",))
     assert shown(screen(), said) == [replace(said, data={"state": {"value": "\\0[key]"}})]
-    (withheld,) = shown(screen({"text": KEY, "withhold": True}), said)
+    notice, withheld = shown(screen({"text": KEY, "withhold": True}), said)
+    assert isinstance(notice, Notice)
     assert isinstance(withheld, CommMessage)
     assert (KEY in str(withheld), withheld.buffers) == (False, ())
     # Code chooses the names of what they say: none of them passes for a picture, nor holds anything itself.
@@ -118,12 +137,16 @@ def test_withholding_says_so_once_and_gives_nothing_more() -> None:
         *filtering.screen(ExecuteResult({"text/plain": "MIIE", "image/png": "MIIE"})),
         *filtering.flush(),
     ]
-    words = "[belljar: output withheld by output.1: a key; the cell ran, show less of what it made]\n"
-    assert said == [
-        Stream("stdout", "before\n"),
-        Stream("stdout", f"just before\n{words}"),
-        ExecuteResult({"text/plain": words}),
-    ]
+    words = "output withheld by output.1: a key; the cell ran, show less of what it made"
+    assert said == [Stream("stdout", "before\n"), Stream("stdout", "just before\n"), Notice(words)]
+
+
+def test_an_error_or_a_question_that_is_withheld_is_still_one() -> None:
+    rule = {"text": KEY, "withhold": True}
+    notice, raised = shown(screen(rule), Raised("ValueError", KEY, ["Traceback", f"ValueError: {KEY}"]))
+    assert (type(notice), raised) == (Notice, Raised("Error", "withheld", []))
+    _, asked = shown(screen(rule), InputRequest(f"{KEY}? "))
+    assert asked == InputRequest("(withheld) ")
 
 
 def test_lone_surrogates_do_not_stop_the_output() -> None:

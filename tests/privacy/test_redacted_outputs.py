@@ -1,6 +1,7 @@
 """What executions say, redacted: in pieces, in all forms, and in sessions as users have them."""
 
 import base64
+import os
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -40,7 +41,7 @@ def shown(screen: RedactionScreen, *events: Event) -> list[Event]:
     return [*(passed for event in events for passed in screen.screen(event)), *screen.flush()]
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40 if os.environ.get("BELLJAR_LONG") else 12, deadline=None, database=None)
 @given(mixed_texts(), st.lists(st.integers(1, 30), max_size=30))
 def test_pieces_of_a_stream_show_what_the_whole_would(mixed: tuple[str, list[str]], sizes: list[int]) -> None:
     text, values = mixed
@@ -157,6 +158,7 @@ async def engine(
         data_directory=folder / "data",
         environment=str(default_environment.python),
         policy=str(folder / "policy.toml"),
+        preload=[],
         pool_size=0,
     ) as engine:
         yield engine
@@ -215,6 +217,7 @@ async def test_a_session_that_slept_knows_its_tokens_and_leaves_no_vault_behind(
         data_directory=tmp_path / "data",
         environment=str(default_environment.python),
         policy=str(tmp_path / "policy.toml"),
+        preload=[],
         pool_size=0,
     )
     async with open_runtime(chosen) as runtime:

@@ -64,6 +64,7 @@ async def session(
             policy=str(folder / "policy.toml"),
             secrets_file=str(folder / "secrets.toml"),
             mcp_config=str(folder / "servers.json"),
+            fork_start=False,
             pool_size=0,
         ) as engine,
         engine.open_session() as session,

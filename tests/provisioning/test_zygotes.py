@@ -127,7 +127,7 @@ async def test_a_zygote_that_never_gets_warm_is_told_of_and_sessions_start_cold(
         monkeypatch.setattr(zygotes, "PATIENCE_S", 1.0)
     async with preloaded(environment, tmp_path, module) as (place, complaint):
         assert said in complaint
-        assert not await place.starter.is_warm(place.name)
+        assert not await place.starter.wait_until_warm(place.name)
         async with place.open() as kernel:
             assert await value(kernel, IS_FORKED) == "False"
 
@@ -157,7 +157,7 @@ async def test_a_dead_zygote_is_replaced_and_nobody_notices(environment: Path, t
         # The one that comes while it is missing may be cold; it works.
         async with place.open("ipython", "meanwhile") as meanwhile:
             assert await value(meanwhile, "1 + 1") == "2"
-            assert await place.starter.is_warm(place.name)
+            assert await place.starter.wait_until_warm(place.name)
             assert await zygote_of(place) is not first
             async with place.open("ipython", "after") as after:
                 assert await value(after, IS_FORKED) == "True"
@@ -171,7 +171,7 @@ async def test_a_worn_out_zygote_is_replaced(
     monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 1)
     async with preloaded(environment, tmp_path) as (place, _), place.open("ipython", "before") as before:
         first = await zygote_of(place)
-        assert await place.starter.is_warm(place.name)
+        assert await place.starter.wait_until_warm(place.name)
         async with place.open("ipython", "after") as after:
             seeds = [await value(kernel, "hash('seed')") for kernel in (before, after)]
             assert seeds[0] != seeds[1]
@@ -258,6 +258,6 @@ async def test_a_session_starts_though_what_it_was_to_be_forked_from_dies_at_tha
             assert await value(one, "6 * 7") == "42"
         monkeypatch.undo()
         # The next one has another to be forked from.
-        assert await place.starter.is_warm(place.name)
+        assert await place.starter.wait_until_warm(place.name)
         async with place.open("ipython", "two") as two:
             assert await value(two, IS_FORKED) == "True"

@@ -177,7 +177,7 @@ async def test_many_sandboxes_leave_no_descriptor_and_no_zombie(provider: Provid
 
     await cycle()
     before, children = _descriptors(), _children()
-    for _ in range(4 if provider.name in SLOW else 20):
+    for _ in range(3 if provider.name in SLOW else 8):
         await cycle()
     assert _descriptors() == before
     assert _children() <= children

@@ -48,7 +48,7 @@ _watched: list[str] = []
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     # In its thread, what is made is in a mount namespace of its own, not on the disk.
-    if event not in ("os.mkdir", "os.chmod") or not _watched or threading.current_thread().name == "stage":
+    if event not in ("os.mkdir", "os.chmod") or not _watched or threading.current_thread().name == "root-view":
         return
     path, mode = arguments[0], arguments[1]
     if not isinstance(path, str | os.PathLike) or not os.fspath(path).startswith(_watched[0]):
@@ -109,6 +109,7 @@ async def opened(data: Path, python: Path, sandbox: str, **chosen: Any) -> Async
         "sandbox": sandbox,
         "workspace": "on",
         "log_level": "ERROR",
+        "preload": [],
         **image,
         **chosen,
     }

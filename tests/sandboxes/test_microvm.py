@@ -55,7 +55,7 @@ class Command:
 
     async def wait(self) -> tuple[int, bool]:
         status = await asyncio.to_thread(self.process.wait)
-        return (128 - status if status < 0 else status), status == 0
+        return (-1 if status < 0 else status), status == 0  # as microsandbox 0.7.11 says it of every signal
 
     async def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -187,6 +187,26 @@ async def test_a_command_tells_its_status_and_its_streams(stand_in: type[Machine
     assert options["volumes"]["/mnt/data"][1] == (str(spec.workspace),)
     assert options["volumes"]["/tmp"] == ("tmpfs", (), {"size_mib": 32, "nosuid": True, "nodev": True})
     assert options["security"] == "restricted"
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_the_signal_that_ends_a_command_is_told_although_the_package_says_minus_one(spec: SandboxSpec) -> None:
+    sandbox = await MicroVMProvider().open(spec)
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT):
+        assert await run(sandbox, f"import os; os.kill(os.getpid(), {number:d})") == Outcome(-number, "")
+    await sandbox.aclose()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_command_that_is_not_there_says_so_and_ends_with_127(spec: SandboxSpec) -> None:
+    sandbox = await MicroVMProvider().open(spec)
+    reading, writing = os.pipe()
+    process = await sandbox.spawn(["/no/such"], environment={}, stdout=writing, stderr=writing)
+    os.close(writing)
+    with os.fdopen(reading) as heard:
+        assert "/no/such did not start" in await asyncio.to_thread(heard.read)
+    assert await process.wait() == 127
+    await sandbox.aclose()
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -35,7 +35,7 @@ async def runtime(
         async with open_runtime(settings) as runtime:
             if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
-            assert await runtime.starter.is_warm(settings.environment)
+            assert await runtime.starter.wait_until_warm(settings.environment)
             yield runtime
 
 

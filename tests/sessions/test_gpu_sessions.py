@@ -68,7 +68,7 @@ def library() -> Library:
 
 @pytest.fixture
 async def runtime(shared: Runtime, library: Library) -> AsyncGenerator[Runtime]:
-    await shared.starter.is_warm(shared.settings.environment)
+    await shared.starter.wait_until_warm(shared.settings.environment)
     shared.starter.gpus.monitor = GpuMonitor(library)
     yield shared
     for session in shared.sessions.of(OWNER):

@@ -138,7 +138,7 @@ async def is_warm(runtime: Runtime) -> bool:
     gap = getattr(runtime.provider, "nesting_gap", lambda: "the sandbox is not namespace")()
     if gap:
         pytest.skip(f"sessions cannot be forked here: {gap}")
-    return await runtime.starter.is_warm(runtime.settings.environment)
+    return await runtime.starter.wait_until_warm(runtime.settings.environment)
 
 
 async def ran(session: Session, code: str) -> str:

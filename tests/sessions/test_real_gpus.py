@@ -53,7 +53,7 @@ async def runtime() -> AsyncGenerator[Runtime]:
             max_open_files=4_096,
         )
         async with open_runtime(settings) as runtime:
-            assert await runtime.starter.is_warm(PYTHON)
+            assert await runtime.starter.wait_until_warm(PYTHON)
             yield runtime
 
 

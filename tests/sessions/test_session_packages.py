@@ -68,7 +68,7 @@ async def session(environment: Environment, folder: Path, **flags: Any) -> Async
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
     # Without a warm process, unless it is asked for: that costs more than a session that starts cold.
-    chosen: dict[str, Any] = {"fork_start": False, **flags}
+    chosen: dict[str, Any] = {"fork_start": False, "preload": [], **flags}
     settings = settings_with(environment=str(environment.python), data_directory=folder / "data", **chosen)
     async with open_engine(settings) as engine, engine.open_session() as handle:
         assert isinstance(handle, LocalSession)
@@ -143,7 +143,7 @@ async def test_a_jupyter_kernel_installs_and_proves_too(town: int, default_envir
     if not (default_environment.python.parents[1] / "share" / "jupyter" / "kernels" / "python3").is_dir():
         pytest.skip("the default environment has no Jupyter kernel")
     data = default_environment.python.parents[3]
-    async with open_session("kernel:python3", settings_with(data_directory=data)) as handle:
+    async with open_session("kernel:python3", settings_with(data_directory=data, fork_start=False)) as handle:
         assert await handle.install(["house==1.0", "ruin"]) == [
             InstallOutcome("house", "1.0", None, imported=True),
             InstallOutcome("ruin", "1.0", None, False, "ruin: RuntimeError: fell down"),

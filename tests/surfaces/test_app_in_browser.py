@@ -15,7 +15,8 @@ from mcp.client import advertise
 from mcp.server.apps import APP_MIME_TYPE, EXTENSION_ID
 
 from belljar.runtime import Runtime
-from belljar.surfaces.apps_extension import TOOL, URI
+from belljar.surfaces.apps_extension import APP_TOOL as TOOL
+from belljar.surfaces.apps_extension import APP_URI as URI
 from registry_packages import Unreachable, node, npm_folder
 from shared_environment import shared_settings
 
@@ -102,8 +103,8 @@ async def caller(runtime: Runtime) -> AsyncGenerator[Caller]:
         yield caller
 
 
-@pytest.fixture
-async def browser() -> AsyncGenerator[Any]:
+@pytest.fixture(scope="module")
+async def browser(anyio_backend: str) -> AsyncGenerator[Any]:
     chromium = shutil.which("chromium") or pytest.skip("there is no chromium here")
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

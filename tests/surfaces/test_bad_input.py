@@ -196,7 +196,7 @@ async def test_wrong_types_are_clear_errors(runtime: Runtime, era: str, tool: st
 async def test_wrong_arguments_are_told_with_their_names_their_values_and_what_they_must_be(caller: Caller):
     assert await caller.refusal("rewind_session", session_id="a") == (
         "invalid-argument: rewind_session needs the argument `to`. `to` must be an integer or a string of at most "
-        "64 characters (execution_id of the first to undo, or how many)"
+        "64 characters (How many of the last to undo, or execution_id of the first)"
     )
     said = await caller.refusal("execute_code", code="1", wait_s=-1, timeout_s="soon")
     assert said.startswith('invalid-argument: execute_code cannot take timeout_s="soon", wait_s=-1. ')
@@ -300,7 +300,7 @@ async def test_a_flood_of_new_sessions_is_held_back(default_environment: Environ
 
 async def test_looking_while_cells_speak_breaks_nothing(runtime: Runtime, caller: Caller, shared_session: str):
     running = await caller.execute(
-        "import sys\nfor i in range(60_000): print(i); print(i, file=sys.stderr)", shared_session, wait_s=0
+        "import sys\nfor i in range(20_000): print(i); print(i, file=sys.stderr)", shared_session, wait_s=0
     )
 
     async def look() -> None:

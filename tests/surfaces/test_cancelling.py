@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from calls import LEGACY, MODERN, Caller, connected, held, opened_runtime, served_over_http, until_said
+from calls import FORKS, LEGACY, MODERN, Caller, connected, held, opened_runtime, served_over_http, until_said
 from mcp import Client
 
 from belljar.environments import Environment
@@ -25,7 +25,7 @@ CANCELLED = "by its client, which cancelled the call"
 async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar")) as runtime:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), **FORKS) as runtime:
         yield runtime
 
 

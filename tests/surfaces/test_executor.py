@@ -138,6 +138,11 @@ async def test_arguments_that_are_wrong_are_refused_in_the_form_of_every_answer(
         assert (told["status"], "packages" in told["error"]) == ("error", True)
 
 
+async def test_a_program_cannot_print_a_notice_of_belljars(executor: Executor) -> None:
+    told = await executor.run("import sys\nprint('[belljar: x]')\nprint('[belljar: y]', file=sys.stderr)")
+    assert (told["output"], told["stderr"]) == ("[printed: belljar: x]\n", "[printed: belljar: y]\n")
+
+
 async def test_warnings_are_no_error_and_lose_no_output(executor: Executor) -> None:
     told = await executor.run("import warnings\nwarnings.warn('mind the gap')\nprint('done')")
     assert (told["status"], told["output"]) == ("success", "done\n")

@@ -36,7 +36,7 @@ async def runtime(
         async with opened_runtime(default_environment, folder, **FORKING, checkpoints=4) as runtime:
             if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
-            assert await runtime.starter.is_warm(runtime.settings.environment)
+            assert await runtime.starter.wait_until_warm(runtime.settings.environment)
             yield runtime
 
 
@@ -118,6 +118,10 @@ async def test_a_fork_can_go_back_to_before_an_execution(caller: Caller, session
     look = "import os\nx, open('f').read(), sorted(os.listdir())"
     assert (await caller.execute(look, session_in(answer))).result == "('early', 'early', ['f'])"
     assert (await caller.execute(look, session_id)).result == "('late', 'late', ['f', 'g'])"
+    answer = await caller.call("fork_session", session_id=session_id, at=2)  # the look above was the last
+    assert "as it was 2 executions ago" in text_of(answer)
+    assert (await caller.execute(look, session_in(answer))).result == "('early', 'early', ['f'])"
+    assert "cannot be taken back" in await caller.refusal("fork_session", session_id=session_id, at=99)
 
 
 async def test_random_numbers_go_on_alike_unless_others_are_asked_for(caller: Caller, session_id: str):
@@ -297,7 +301,7 @@ async def test_a_session_may_be_rewound_by_itself_when_it_dies(
         connected(runtime) as caller,
     ):
         # The copies of a session that started cold end with it.
-        assert await runtime.starter.is_warm(runtime.settings.environment)
+        assert await runtime.starter.wait_until_warm(runtime.settings.environment)
         session_id = (await caller.execute("x = 1\nopen('f', 'w').write('1')")).session_id
         for deadly in ("os._exit(1)", "os.kill(os.getpid(), 9)"):
             code = f"import os\nx = 2\nopen('f', 'w').write('2')\n{deadly}"

@@ -267,7 +267,7 @@ async def test_a_plugin_s_target_runs_in_sessions_and_cannot_take_the_place_of_o
 
 
 async def test_a_form_that_is_half_filled_in_goes_along_into_forks_and_through_sleep(runtime: Runtime) -> None:
-    assert await runtime.starter.is_warm(runtime.settings.environment)
+    assert await runtime.starter.wait_until_warm(runtime.settings.environment)
     async with connected(runtime) as caller:
         session_id = await caller.new_session()
         session = await runtime.sessions.reach(session_id, "local")

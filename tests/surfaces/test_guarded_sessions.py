@@ -13,6 +13,7 @@ from mcp.types import ElicitResult
 from belljar.api import Engine
 from belljar.environments import Environment
 from belljar.errors import CodeRejected, PolicyError
+from belljar.models import ResultNotice
 from belljar.policy.guardrails import read_guardrails
 from belljar.runtime import Runtime, open_runtime
 
@@ -188,8 +189,9 @@ raise ValueError("sk-raised00000")
 
 async def test_output_is_withheld_from_the_place_on(caller: Caller, shared_session: str) -> None:
     result = await caller.execute("print('one')\nprint('TOP ' + 'SECRET')\nprint('two')\n3", shared_session)
-    assert result.stdout == "one\n[belljar: output withheld by output.2; the cell ran, show less of what it made]\n"
-    assert result.result == "[belljar: output withheld by output.2; the cell ran, show less of what it made]\n"
+    words = "[belljar: output withheld by output.2; the cell ran, show less of what it made]\n"
+    assert (result.output, result.stdout, result.result) == (["one\n", words], "one\n", None)
+    assert result.notices == [ResultNotice(text=words, at=1)]
 
 
 CALLS = """

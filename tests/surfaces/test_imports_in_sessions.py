@@ -72,6 +72,26 @@ async def test_an_import_of_what_is_not_there_says_why(caller: Caller, shared_se
     assert not [line for line in result.traceback if "s3cret" in line or "/nowhere" in line or "inside/toolbox" in line]
 
 
+async def test_a_server_that_hangs_is_named_as_that_and_hides_no_other(
+    default_environment: Environment, tmp_path: Path
+):
+    older = Path(__file__).parents[1] / "toolbox" / "older_server.py"
+    servers = {how: {"command": sys.executable, "args": [str(older), how]} for how in ("hangs", "refuses")}
+    chosen = {"mcp_servers": servers, "pool_size": 0, "upstream_wait_s": 0.2}
+    async with (
+        runtime_with_tools(default_environment, tmp_path, ready=False, **chosen) as runtime,
+        connected(runtime) as caller,
+    ):
+        there = await caller.execute("from servers.refuses import echo\necho(a=1)")
+        assert there.result == "{'a': 1}"
+        hanging = await caller.execute("from servers.hangs import echo", there.session_id)
+        assert "is still connecting (" in str(hanging.error)
+        assert "other servers are not affected" in str(hanging.error)
+        found = await caller.call("search_tools", query="echo says it again")
+        assert text_of(found).startswith("servers.refuses.echo(")
+        assert text_of(found).endswith("# still connecting: hangs")
+
+
 async def test_such_an_error_is_an_import_error_and_a_tool_error(caller: Caller, shared_session: str):
     code = (
         "import toolbox, servers.missing\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from calls import LEGACY, MODERN, Caller, connected, opened_runtime, text_of
+from calls import FORKS, LEGACY, MODERN, Caller, connected, opened_runtime, text_of
 from mcp.types import ElicitResult
 
 from belljar.cli import inbox as command
@@ -46,6 +46,7 @@ async def runtime(
         ask_in_console="present",
         workflows="on",
         policy=str(folder / "policy.toml"),
+        **FORKS,
     ) as runtime:
         yield runtime
 

@@ -405,3 +405,32 @@ async def test_a_package_name_that_is_none_is_refused(caller: Caller, packages: 
     assert (await caller.call("install_dependencies", packages=packages)).is_error
     after = (await caller.fields("list_sessions"))["sessions"]
     assert len(after) == len(before)
+
+
+async def test_libraries_that_count_processors_find_an_ordinary_machine(caller: Caller):
+    code = (
+        "import os, pwd, socket, subprocess, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "from joblib.externals.loky import cpu_count\n"
+        "cores = cpu_count(only_physical_cores=True)\n"
+        "web = socket.getaddrinfo('127.0.0.1', 'http', type=socket.SOCK_STREAM)[0][4][1]\n"
+        "pwd.getpwuid(0).pw_name, web, 1 <= cores <= os.cpu_count(), subprocess.call('lscpu >/dev/null', shell=True)"
+    )
+    result = await caller.execute(code)
+    assert (result.result, result.output) == ("('root', 80, True, 0)", [])
+
+
+async def test_scikit_learn_and_joblib_work_in_parallel_without_warnings(caller: Caller):
+    code = (
+        "import warnings\nwarnings.simplefilter('error')\n"
+        "from joblib import Parallel, delayed\n"
+        "from sklearn.datasets import make_blobs\n"
+        "from sklearn.cluster import KMeans\n"
+        "from sklearn.ensemble import RandomForestClassifier\n"
+        "x, y = make_blobs(60, centers=2, cluster_std=0.1, random_state=0)\n"
+        "forest = RandomForestClassifier(8, n_jobs=2, random_state=0).fit(x, y)\n"
+        "groups = KMeans(2, n_init=1, random_state=0).fit(x)\n"
+        "forest.score(x, y), len({*groups.labels_}), Parallel(n_jobs=2)(delayed(abs)(-n) for n in range(3))"
+    )
+    result = await caller.execute(code)
+    assert (result.result, result.output) == ("(1.0, 2, [0, 1, 2])", [])

@@ -1,14 +1,19 @@
 """What a model reads: the next call after a failure, tables, long output, and small schemas."""
 
+import threading
 from typing import Any
 
 import pytest
 from calls import Caller, text_of
 
+from belljar.environments.packages import PackageStatus
 from belljar.models import ExecutionResult
+from belljar.runtime import Runtime
+from belljar.surfaces import tools_list
 from belljar.surfaces.content import text_of as text_of_result
 from belljar.surfaces.next_calls import next_call
 from belljar.surfaces.tools_list import small_schema
+from waiting import until
 
 anyio = pytest.mark.anyio
 
@@ -24,6 +29,7 @@ def result(error: str | None = None, **fields: Any) -> ExecutionResult:
     [
         ("ModuleNotFoundError: No module named 'sklearn.svm'", 'packages=["scikit-learn"], session_id="s")'),
         ("ModuleNotFoundError: No module named 'my_pkg'", 'install_dependencies(packages=["my-pkg"]'),
+        ("ModuleNotFoundError: No module named 'skills.tidy'", "Next: os.listdir('skills') names those there are"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'a.csv'", 'list_session_files(session_id="s")'),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/a.csv'", "/mnt/sales"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'C:\\\\a.csv'", "upload_file("),
@@ -108,6 +114,38 @@ async def test_nobody_is_told_to_restart_a_kernel(caller: Caller, shared_session
 
 @anyio
 async def test_the_description_says_where_code_runs(caller: Caller):
-    (tool,) = [tool for tool in (await caller.client.list_tools()).tools if tool.name == "execute_code"]
-    assert "Installed: pandas, numpy" in (tool.description or "")
-    assert (tool.description or "").endswith("No network.")
+    async def described() -> str:
+        (tool,) = [tool for tool in (await caller.client.list_tools()).tools if tool.name == "execute_code"]
+        assert (tool.description or "").endswith("No network.")
+        return tool.description or ""
+
+    async def is_complete() -> bool:
+        return "Installed: pandas, numpy" in await described()
+
+    # Which packages there are is told as soon as it is known; a list does not wait longer than a second for it.
+    await until(is_complete)
+
+
+@anyio
+async def test_a_look_at_the_packages_that_takes_long_is_not_begun_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+):
+    looks, done = list[str](), threading.Event()
+
+    def slow_look(*_: object) -> list[PackageStatus]:
+        looks.append("begun")
+        assert done.wait(60)
+        return [PackageStatus(name="pandas", installed=True)]
+
+    monkeypatch.setattr(tools_list, "check_installed", slow_look)
+    monkeypatch.setattr(tools_list, "_PATIENCE_S", 0.01)
+    surroundings = tools_list.Surroundings(runtime)
+    assert "Installed" not in await surroundings.text("local")
+    assert "Installed" not in await surroundings.text("local")
+    done.set()
+
+    async def is_told() -> bool:
+        return "Installed: pandas and more" in await surroundings.text("local")
+
+    await until(is_told)
+    assert looks == ["begun"]

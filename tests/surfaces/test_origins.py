@@ -63,7 +63,7 @@ async def place(
         # Started before there is a warm process, so cold, and in a sandbox in which others can be nested.
         early = (await caller.execute(MAKE)).session_id
         assert (await caller.execute(HOW, early)).result == "True"
-        assert await forking.starter.is_warm(forking.settings.environment)
+        assert await forking.starter.wait_until_warm(forking.settings.environment)
         async with engine(default_environment, other, pool_size=0) as cold:
             yield Place(forking, cold, early)
         for session in forking.sessions.all():

@@ -162,7 +162,8 @@ async def test_output_passes_a_plugins_screen_and_is_withheld_where_it_fails(cal
     result = await caller.execute("print('explode secret')\nprint('more secret')\n3", shared_session)
     assert result.status == "ok"
     assert "secret" not in result.stdout
-    assert "the plugin screen failed to look through the output, which is withheld" in result.stderr
+    assert "the plugin screen failed to look through the output, which is withheld" in result.notices[0].text
+    assert (result.output[result.notices[0].at], result.stderr) == (result.notices[0].text, "")
     assert result.result is None
     assert (await caller.execute("print('quiet again')", shared_session)).stdout == "LOUD again\n"
 

@@ -16,7 +16,7 @@ from mcp.types import INVALID_PARAMS
 from tool_cells import awkward
 
 from belljar.environments import Environment
-from serving_process import COLD, http_server, serve_over_http
+from serving_process import http_server, serve_over_http
 from skill_clients import ask, listed
 
 KEYS = {"ada": "a" * 40, "bob": "b" * 40}
@@ -37,7 +37,6 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
         "BELLJAR_POOL_SIZE": "0",
         "BELLJAR_MAX_CONNECTIONS": str(CONNECTIONS),
         "BELLJAR_WORKSPACE": "on",
-        **COLD,
     }
     with http_server(serve_over_http(default_environment), folder, **variables) as (url, _):
         yield url
@@ -107,6 +106,8 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
         answers = [
             await told("execute_code", code="1", session_id=session_id),
             await told("get_execution", execution_id=execution_id),
+            await told("get_execution", execution_id=execution_id, since=1),
+            await told("get_execution", execution_id=execution_id, offset=0),
             await told("interrupt_execution", execution_id=execution_id),
             await told("interrupt_execution", session_id=session_id),
             await told("fork_session", session_id=session_id),

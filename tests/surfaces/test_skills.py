@@ -122,6 +122,10 @@ async def test_what_the_operator_adds_is_seen_by_the_next_cell(caller: Caller, s
             {"code": "def f():\n    return 1 / 0\n", "example": "from skills.tidy import f\nf()"},
             "its example fails: ZeroDivisionError: division by zero (scripts/tidy.py, line 2)",
         ),
+        (
+            {"code": "def f(): return 1\n", "example": "from skills.tidy import f\nassert f() == 2"},
+            "its example fails: AssertionError (line 2 of the example)",
+        ),
         ({"code": "import os\nos._exit(3)\n"}, "it does not import: "),
         ({"name": "Tidy Up", "code": "1"}, "the name 'Tidy Up' is not one of the Agent Skills format"),
         ({"name": "pdf-pages", "code": "1"}, "the operator has a skill 'pdf-pages' already"),

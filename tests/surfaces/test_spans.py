@@ -227,7 +227,7 @@ async def test_filling_the_pool_is_no_part_of_the_call_that_emptied_it(runtime: 
         patch.setattr(runtime.starter, "start", noticing)
         async with connected(runtime) as caller:
             await caller.new_session()
-            if not await runtime.starter.is_warm(runtime.settings.environment):
+            if not await runtime.starter.wait_until_warm(runtime.settings.environment):
                 pytest.skip("sessions cannot be forked here, so there is no pool")
             await caller.new_session()
             await until(lambda: traces)

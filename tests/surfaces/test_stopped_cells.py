@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from calls import ERAS, Caller, connected, held, opened_runtime, text_of, until_said
+from calls import ERAS, FORKS, Caller, connected, held, opened_runtime, text_of, until_said
 
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
@@ -30,7 +30,8 @@ async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
     """An engine that kills no cell that heeds its interrupt, however slow this machine is."""
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), interrupt_grace_s=60) as runtime:
+    folder = tmp_path_factory.mktemp("belljar")
+    async with opened_runtime(default_environment, folder, interrupt_grace_s=60, **FORKS) as runtime:
         yield runtime
 
 
@@ -40,7 +41,7 @@ async def impatient(
 ) -> AsyncGenerator[Runtime]:
     """An engine with less patience than usual, for cells that ignore their interrupt."""
     folder = tmp_path_factory.mktemp("impatient")
-    async with opened_runtime(default_environment, folder, interrupt_grace_s=1.5) as runtime:
+    async with opened_runtime(default_environment, folder, interrupt_grace_s=1.5, **FORKS) as runtime:
         yield runtime
 
 

@@ -62,7 +62,8 @@ async def test_a_long_call_is_one_result_for_a_client_that_follows_tasks(runtime
         answer = await caller.call("execute_code", code="import time; time.sleep(0.3); 6 * 7", wait_s=0)
         (task,) = following.created
         assert "Out[1]: 42" in text_of(answer)
-        assert f"execution_id: {task.task_id}" in text_of(answer)
+        assert answer.structured_content is not None
+        assert answer.structured_content["execution_id"] == task.task_id
         assert not answer.is_error
 
 

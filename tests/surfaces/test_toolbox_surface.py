@@ -107,7 +107,8 @@ async def test_nothing_found_says_where_to_look(caller: Caller):
 async def test_a_cell_that_takes_long_can_be_waited_for(runtime: Runtime, caller: Caller):
     session = runtime.sessions.create("local")
     answer = await caller.call("execute_code", code="print('early')", session_id=session.id)
-    execution = text_of(answer).rpartition("execution_id: ")[2].partition("]")[0]
+    assert answer.structured_content is not None
+    execution = answer.structured_content["execution_id"]
     assert "early" in text_of(await caller.call("get_execution", execution_id=execution))
 
 

@@ -332,7 +332,7 @@ async def test_progress_of_a_call_is_progress_of_the_execution(runtime: Runtime,
 
 
 async def test_a_fork_and_a_rewound_session_go_on_calling_and_lack_nothing(runtime: Runtime, caller: Caller):
-    if not await runtime.starter.is_warm(runtime.settings.environment):
+    if not await runtime.starter.wait_until_warm(runtime.settings.environment):
         pytest.skip("sessions cannot be forked here")
     first = await caller.execute("from servers.awkward import add\na = add(1, 2)")
     second = await caller.execute("a = add(5, 5)", first.session_id)
@@ -366,7 +366,7 @@ async def test_a_fork_that_slept_finds_its_own_way_out(default_environment: Envi
         runtime_with_tools(default_environment, tmp_path, sweep_interval_s=3600, **chosen) as runtime,
         connected(runtime) as caller,
     ):
-        if not await runtime.starter.is_warm(runtime.settings.environment):
+        if not await runtime.starter.wait_until_warm(runtime.settings.environment):
             pytest.skip("sessions cannot be forked here")
         made = await caller.execute("from servers.awkward import add\ntools = [add]")
         fork = (await caller.fields("fork_session", session_id=made.session_id))["session_id"]

@@ -33,6 +33,7 @@ from waiting import until
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = ["stdio", "http"]
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 # Everything a cell can do to the descriptors a server speaks over.
 NOISE = (
     "import os, subprocess, sys\n"
@@ -96,7 +97,8 @@ async def test_everything_works_over_the_wire(
         await caller.client.call_tool("execute_code", arguments, progress_callback=on_progress)
         assert done == sorted({*done})
         assert done
-        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('p.png')\nplt.show()"
+        code = f"import base64\npng = {PNG!r}\nopen('p.png', 'wb').write(base64.b64decode(png))\n"
+        code += "display({'image/png': png}, raw=True)"
         answer = await caller.call("execute_code", code=code, session_id=session_id)
         assert len(images(answer)) == 1
         assert answer.structured_content is not None

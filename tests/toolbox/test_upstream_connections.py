@@ -55,6 +55,19 @@ async def test_nothing_is_started_before_it_is_needed(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+async def test_an_older_server_is_connected_although_it_refuses_the_newer_request_or_dies_of_it(tmp_path: Path) -> None:
+    older = Path(__file__).with_name("older_server.py")
+    ways = ("refuses", "exits")
+    servers = (StdioServer(how, sys.executable, (str(older), how, str(tmp_path / how))) for how in ways)
+    async with connected(*servers) as upstreams:
+        catalogue = await upstreams.catalogue()
+        assert {name: server.error for name, server in catalogue.servers.items()} == dict.fromkeys(ways, "")
+        for how in ways:
+            assert await said(upstreams, "echo", {"a": how}, server=how) == f'{{"a": "{how}"}}'
+    # The one that died was started again, for the older handshake; the other took that at once.
+    assert [len((tmp_path / how).read_text().splitlines()) for how in ways] == [1, 2]
+
+
 async def test_a_server_that_cannot_start_is_told_and_harms_no_other(upstreams: UpstreamConnections) -> None:
     catalogue = await upstreams.catalogue()
     assert {name: server.error for name, server in catalogue.servers.items()} == {

@@ -31,7 +31,8 @@ from belljar.executions.execution import Execution
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
 from belljar.models import OutputEvent
-from belljar.outputs.events import CommMessage, Event, Stream
+from belljar.outputs.events import CommMessage, Event, Notice
+from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.jupyter_messages import OutputKind, ending, output_at_once, output_of
 from belljar.outputs.mime_bundles import ReadDisplay
 from belljar.sessions.registry import Registry
@@ -156,6 +157,7 @@ class LocalAttachment:
 
     async def _outputs_of(self, execution: Execution, count: int, *, is_own: bool) -> AsyncGenerator[SessionEvent]:
         seen = asked = 0
+        disarmer = StreamDisarmer()
         while True:
             # Read this first: what is written between this line and the next is then found in the next round.
             is_finished = execution.is_finished
@@ -165,7 +167,7 @@ class LocalAttachment:
                     yield update
                 seen = event.sequence
                 # The front end that ran the cell need not be told its author.
-                if (output := await self._read_output(execution, event, count)) and not (
+                if (output := await self._read_output(execution, event, count, disarmer)) and not (
                     is_own and "author" in event.data
                 ):
                     yield output
@@ -188,7 +190,14 @@ class LocalAttachment:
                 continue
             await execution.wait_for_change(_LONG_S)
 
-    async def _read_output(self, execution: Execution, event: OutputEvent, count: int) -> ExecutionOutput | None:
+    async def _read_output(
+        self, execution: Execution, event: OutputEvent, count: int, disarmer: StreamDisarmer
+    ) -> ExecutionOutput | None:
+        """Return an event as a front end shows it; streams are marked where they look like a notice of belljar's."""
+        if event.kind == "notice":
+            disarmer.notice()
+        elif event.kind in ("stdout", "stderr"):
+            event = event.model_copy(update={"text": disarmer.feed(event.text)})
         if event.kind in ("display", "result"):
             output = await asyncio.to_thread(output_of, event, self._read_display, count)
         else:
@@ -278,7 +287,7 @@ class LocalAttachment:
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 # What the shortest message takes in memory while it waits.
 WORD_BYTES = 1_000
-_LOST = "[belljar: the front end is too slow for its widgets: some of what they said is lost]\n"
+_LOST = "the front end is too slow for its widgets: some of what they said is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +319,7 @@ class CommViews:
         if self._waiting_bytes > MOST_WAITING_BYTES:
             if self._is_behind:
                 return None
-            self._is_behind, event = True, Stream("stderr", _LOST)
+            self._is_behind, event = True, Notice(_LOST)
         else:
             self._is_behind = False
         if (output := output_at_once(event)) is None:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _WELCOME = (
-    "Its variables are shared. Tab completes, Up and Ctrl-R find earlier lines, Alt-Enter runs what is there;\n"
-    "Ctrl-C interrupts what runs, Ctrl-D leaves, and the session goes on.\n"
+    "You share its variables. Tab completes, Up and Ctrl-R find earlier lines, Ctrl-J\n"
+    "adds a line, Alt-Enter runs what is there. Ctrl-C interrupts what runs. Ctrl-D\n"
+    "leaves, and the session goes on.\n"
 )
 
 
@@ -53,7 +54,7 @@ async def _run_console(data_directory: Path, prefix: str, download_directory: Pa
         figures = FigureFiles(download_folder(download_directory, attached.session_id))
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             return await _Console(attached, figures).run()
-        await write(sys.stderr, f"session {attached.session_id}, environment {attached.environment}\n{_WELCOME}")
+        await write(sys.stderr, f"session {attached.session_id}\nenvironment {attached.environment}\n{_WELCOME}")
         # prompt_toolkit takes 150 ms to import, which a console in a pipe need not pay.
         from prompt_toolkit.patch_stdout import patch_stdout
 

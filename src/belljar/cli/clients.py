@@ -8,27 +8,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import platformdirs
 
 from belljar.cli.config_text import Document, Format, Place
 
-ClientName = Literal[
-    "claude-desktop",
-    "claude-code",
-    "vscode",
-    "cursor",
-    "codex",
-    "gemini-cli",
-    "zed",
-    "windsurf",
-    "cline",
-    "continue",
-    "goose",
-    "opencode",
-    "lm-studio",
-]
 ServerEntry = dict[str, Any]
 Headers = Mapping[str, str]
 
@@ -162,7 +147,7 @@ def _opencode_command(command: Sequence[str]) -> ServerEntry:
     return {"type": "local", "command": [*command]}
 
 
-CLIENTS: dict[ClientName, Client] = {
+CLIENTS: dict[str, Client] = {
     "claude-desktop": Client(
         "Claude Desktop", _claude_desktop, "mcpServers", "Quit Claude Desktop and open it again", _command, None
     ),

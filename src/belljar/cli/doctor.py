@@ -295,17 +295,21 @@ def _check_browser(settings: Settings) -> Iterator[HostFinding]:
 
 
 def _check_node(settings: Settings) -> Iterator[HostFinding]:
-    hint = f"Optional: Node {_OLDEST_NODE} or newer runs the MCP Inspector against belljar"
+    hint = f"install Node {_OLDEST_NODE} or newer"
+    cost = "the MCP Inspector cannot be run against belljar; nothing else needs it"
     node = shutil.which("node")
     if node is None:
-        yield HostFinding("node", "warn", "node", "not on the PATH", hint)
+        yield HostFinding("node", "warn", "node", "not on the PATH", hint, cost)
         return
     try:
         answer = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        yield HostFinding("node", "warn", "node", f"{node} does not run: {error}", hint)
+        yield HostFinding("node", "warn", "node", f"{node} does not run: {error}", hint, cost)
         return
     version = answer.stdout.strip()
     major = version.removeprefix("v").partition(".")[0]
     is_recent = major.isdecimal() and int(major) >= _OLDEST_NODE
-    yield HostFinding("node", "ok" if is_recent else "warn", "node", f"{version} at {node}", "" if is_recent else hint)
+    if is_recent:
+        yield HostFinding("node", "ok", "node", f"{version} at {node}")
+    else:
+        yield HostFinding("node", "warn", "node", f"{version} at {node}, which is too old", hint, cost)

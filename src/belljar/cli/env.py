@@ -54,7 +54,7 @@ def list_command(
 
 
 def create_command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which ones; all without it.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Which ones; all without it.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(help="Make a new one of this environment.yml, requirements.txt or pyproject.toml; with one NAME."),
@@ -70,7 +70,7 @@ def create_command(
 
 
 def check_command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which ones; all without it.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Which ones; all without it.")] = None,
 ) -> None:
     """See whether environments are there and can run sessions; exits with 1 if one cannot. Makes nothing."""
     settings = load_settings()
@@ -87,7 +87,7 @@ def check_command(
 
 
 def remove_command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Managed environments.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Managed environments.")] = None,
     is_unused: Annotated[
         bool, typer.Option("--unused", help="Those that no setting names any more, of earlier versions too.")
     ] = False,
@@ -110,7 +110,7 @@ def lock_command(
 def bundle_command(
     file: Annotated[Path, typer.Argument(help="The file to write, such as belljar-env.tar.gz.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which ones; the configured one without it.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Which ones; the configured one without it.")
     ] = None,
 ) -> None:
     """Write environments to one file, with what sessions need beside them, for a host that reaches no package index.

@@ -63,7 +63,7 @@ def show_command(question_id: Id, as_json: Json = False) -> None:
 def answer_command(
     question_id: Id,
     values: Annotated[
-        list[str] | None, typer.Argument(help="FIELD=VALUE for each field of the answer.", metavar="FIELD=VALUE…")
+        list[str] | None, typer.Argument(help="FIELD=VALUE for each field of the answer.", metavar="FIELD=VALUE")
     ] = None,
     decline: Annotated[bool, typer.Option("--decline", help="Refuse what is asked.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Allow without showing the question first.")] = False,

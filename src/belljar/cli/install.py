@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import platformdirs
 import typer
 
-from belljar.cli.clients import CLIENTS, Client, ClientName, ServerEntry
+from belljar.cli.clients import CLIENTS, Client, ServerEntry
 from belljar.cli.config_text import UnreadableConfig, find_entry, merged, parse, render, with_entry
 from belljar.errors import UsageError
 from belljar.sandboxes.seccomp import container_profile
@@ -30,7 +30,10 @@ _TOOL_HINT = "Install it first: uv tool install belljar, or pipx install belljar
 
 def command(
     client_name: Annotated[
-        ClientName, typer.Argument(metavar="CLIENT", help=f"The client to set up: {', '.join(CLIENTS)}.")
+        str,
+        typer.Argument(
+            metavar="CLIENT", help=f"The client to set up: {', '.join(CLIENTS)}.", autocompletion=lambda: [*CLIENTS]
+        ),
     ],
     serve_arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENT", help="Passed on to `belljar serve`.")
@@ -57,6 +60,8 @@ def command(
     Prints the entry for the client's configuration file, in that file's format; with --write, puts it there and keeps
     what else is in the file, comments included. With --url it names a server that runs already.
     """
+    if client_name not in CLIENTS:
+        raise UsageError(f"client {client_name!r} is not known", hint=f"Use one of {', '.join(CLIENTS)}")
     client = CLIENTS[client_name]
     target = (path or client.path()).expanduser().absolute()
     if url:
@@ -75,7 +80,7 @@ def command(
         _write(client, target, name, entry)
         return
     _print_snippet(client, name, entry)
-    _note(f"This belongs into {target}; --write puts it there.")
+    _note(f"This belongs in {target}; --write puts it there.")
 
 
 def _write(client: Client, target: Path, name: str, entry: ServerEntry) -> None:

@@ -57,7 +57,7 @@ def command(
     ] = None,
     environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs of sessions: all, or indices and uuids with commas.")] = None,
-    surface: Annotated[list[str] | None, typer.Option(help="Surface to serve; repeatable.")] = None,
+    surface: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Surface to serve; repeatable.")] = None,
     mcp_config: Annotated[str | None, typer.Option(help="File that lists the MCP servers of the toolbox.")] = None,
     policy: Annotated[str | None, typer.Option(help="File of guardrails: what tools and code are allowed.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,

@@ -12,6 +12,7 @@ from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
+from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.mime_bundles import is_readable
 
 INTERRUPTED = 130
@@ -27,25 +28,30 @@ _STDIN = 0
 class OutputPrinter:
     """Writes the events of a cell to stdout and stderr, except rich outputs that are saved as files.
 
-    With `is_quiet` it writes nothing to stdout.
+    With `is_quiet` it writes nothing to stdout. Stdout stays as it is where no person reads it beside our notices.
     """
 
     def __init__(self, session: SessionHandle, *, is_quiet: bool = False) -> None:
         self._session = session
         self._is_quiet = is_quiet
         self._is_line_open = False
+        self._disarmer = StreamDisarmer()
+        self._is_stdout_shown = sys.stdout.isatty()
 
     async def show(self, event: OutputEvent) -> None:
         """Write one event."""
         match event.kind:
             case "stdout":
                 await self._print(event.text)
-            case "stderr" | "notice":
+            case "stderr":
+                await self._print_error(event.text)
+            case "notice":
+                self._disarmer.notice()
                 await write(sys.stderr, event.text)
             case "input" if event.text.startswith(STDIN_QUESTION):
                 pass
             case "input":
-                await (write(sys.stderr, event.text) if self._is_quiet else self._print(event.text))
+                await (self._print_error(event.text) if self._is_quiet else self._print(event.text))
                 if os.isatty(_STDIN):
                     self._is_line_open = False  # the person's Enter ends the line
             case "display" | "result":
@@ -53,7 +59,7 @@ class OutputPrinter:
                     await self._print(f"\n{text}\n" if self._is_line_open else f"{text}\n")
             case "error":
                 if exit_argument(event.text) is None:
-                    await write(sys.stderr, _traceback(event))
+                    await self._print_error(_traceback(event))
             case "clear":
                 pass
 
@@ -77,7 +83,10 @@ class OutputPrinter:
         if self._is_quiet or not text:
             return
         self._is_line_open = not text.endswith("\n")
-        await write(sys.stdout, text)
+        await write(sys.stdout, self._disarmer.feed(text) if self._is_stdout_shown else text)
+
+    async def _print_error(self, text: str) -> None:
+        await write(sys.stderr, self._disarmer.feed(text))
 
 
 class StandardInput:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import re
+import shlex
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -39,6 +40,7 @@ from belljar.workflows.views import RunInfo, run_info, run_text
 OWNER = "local"
 WAITING = 3
 """The exit status of a run that waits for a person."""
+MOST_FIELDS = 10
 _LONG_S = 3600.0
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
@@ -99,9 +101,7 @@ def resume_command(
 
 def answer_command(
     run: Run,
-    values: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE...", help="The fields of the answer.")
-    ] = None,
+    values: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="The fields of the answer.")] = None,
     step: Annotated[str, typer.Option(help="The step whose question is meant, if there are several.")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="Say no.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
@@ -109,8 +109,8 @@ def answer_command(
     """Answer the question of a run and go on with it; without fields it means yes."""
     record = _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
-    answer = None if decline else dict(map(_variable, values or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, answer, step), as_json=as_json))
+    given = None if decline else dict(map(_name_and_text, values or []))
+    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, given, step), as_json=as_json))
 
 
 def stop_command(run: Run) -> None:
@@ -223,13 +223,22 @@ def _all_steps(definition: Definition) -> list[Any]:
 
 
 def _variable(text: str) -> tuple[str, Any]:
+    name, value = _name_and_text(text)
+    return name, _json_or_text(value)
+
+
+def _name_and_text(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidArgument(f"{text[:100]!r} is no NAME=VALUE", hint="Write for example region=north or count=3")
+    return name, value
+
+
+def _json_or_text(text: str) -> Any:
     try:
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text
 
 
 def _state(settings: Settings, record: RunRecord) -> Any:
@@ -276,7 +285,7 @@ def _asked(info: RunInfo) -> str:
 def _for_person(info: RunInfo) -> str:
     lines = [line for line in run_text(info).split("\n") if not line.startswith(_FOR_MODELS)]
     if info.questions:
-        lines.append(f"belljar workflow answer {info.run} goes on with it")
+        lines.append(_how_to_answer(info))
     elif info.state in ("interrupted", "failed", "stopped"):
         lines.append(f"belljar workflow resume {info.run} goes on from there")
     return "\n".join(lines)
@@ -308,7 +317,8 @@ def _text_now(library: Library, record: RunRecord) -> Definition | None:
     return library.named(record.source) if record.source in library.names() else None
 
 
-async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] | None, step: str) -> LiveRun | None:
+async def _answered(runtime: Runtime, record: RunRecord, given: dict[str, str] | None, step: str) -> LiveRun | None:
+    answer = None if given is None else _typed(runtime.workflows.show(record.id, record.principal), given, step)
     return await runtime.workflows.answer(
         record.id,
         record.principal,
@@ -317,6 +327,15 @@ async def _answered(runtime: Runtime, record: RunRecord, answer: dict[str, Any] 
         step=step,
         by="belljar workflow answer",
     )
+
+
+def _typed(info: RunInfo, given: dict[str, str], step: str) -> dict[str, Any]:
+    """Return the fields of an answer: text where the question wants text, so that 21 may be one; JSON elsewhere."""
+    question = next((each for each in info.questions if not step or each.step == step), None)
+    properties = question.fields.get("properties") if question is not None else None
+    known = properties if isinstance(properties, dict) else {}
+    texts = {name for name, schema in known.items() if isinstance(schema, dict) and schema.get("type") == "string"}
+    return {name: text if name in texts else _json_or_text(text) for name, text in given.items()}
 
 
 def _drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
@@ -350,12 +369,26 @@ def _print_end(info: RunInfo, *, as_json: bool) -> None:
     elif info.state == "done" and info.result is not None:
         print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
     if info.state == "waiting":
-        for question in info.questions:
-            print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
-        print(f"belljar workflow answer {info.run} goes on with it", file=sys.stderr)
+        _print_questions(info)
     elif info.state != "done":
         print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
         print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
+
+
+def _print_questions(info: RunInfo) -> None:
+    for question in info.questions:
+        print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
+    print(_how_to_answer(info), file=sys.stderr, flush=True)
+
+
+def _how_to_answer(info: RunInfo) -> str:
+    """Return the command that answers the first question of a run, with the names of its fields."""
+    question = info.questions[0]
+    properties = question.fields.get("properties")
+    names = [*properties][:MOST_FIELDS] if isinstance(properties, dict) else []
+    step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
+    fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
+    return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
 
 
 def _status(info: RunInfo) -> int:
@@ -371,8 +404,11 @@ def _status(info: RunInfo) -> int:
 
 
 async def _follow(runtime: Runtime, run: LiveRun) -> None:
-    """Tell what happens until the run has ended, or asks something that nobody here can answer."""
-    told = 0
+    """Tell what happens until the run has ended, or asks something that nobody here can answer.
+
+    A cell that asks in its middle would end with this process, so its answer is waited for here.
+    """
+    told = held = 0
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     stdin = StandardInput()
     while True:
@@ -383,10 +419,15 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
             return
         if run.state == "waiting":
             questions = runtime.workflows.questions(run.id, run.record.principal)
-            if not can_ask or not questions:
+            if can_ask and questions:
+                await _ask(runtime, run, *questions[0], stdin)
+                continue
+            if not run.is_held:
                 return
-            await _ask(runtime, run, *questions[0], stdin)
-            continue
+            if held != (held := run.number):
+                info = runtime.workflows.show(run.id, run.record.principal)
+                _print_questions(info)
+                print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
         if run.number == told:
             await run.wait_for_change(_LONG_S)
 

@@ -238,7 +238,7 @@ class RemoteSession(SessionBase):
         """See `SessionHandle`."""
         return self._forked
 
-    async def fork(self, *, at: str = "", reseed: bool = False) -> SessionHandle:
+    async def fork(self, *, at: str | int = "", reseed: bool = False) -> SessionHandle:
         """See `SessionHandle`."""
         answer = await self._server.call("fork_session", {"session_id": self._id, "at": at, "reseed": reseed})
         forked = SessionFork.model_validate(answer)

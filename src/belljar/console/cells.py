@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from belljar.console.templating import markup
 from belljar.models import Display, OutputEvent
 from belljar.outputs.html import highlighted
+from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG, is_readable
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
@@ -93,6 +94,7 @@ class RenderedOutput:
     """The number of the latest event that is in the blocks."""
     _is_clear_pending: bool = False
     _figures: int = 0
+    _disarmer: StreamDisarmer = field(default_factory=StreamDisarmer)
 
     def add_all(self, events: Iterable[OutputEvent]) -> None:
         """Add events whose single changes nobody wants."""
@@ -116,10 +118,11 @@ class RenderedOutput:
     def _add(self, event: OutputEvent) -> list[RenderStep]:
         match event.kind:
             case "stdout" | "stderr":
-                return self._add_text(event.kind, event.text, event.sequence)
+                return self._add_text(event.kind, self._disarmer.feed(event.text), event.sequence)
             case "notice" if event.sequence == 0:
                 return self._append(self._block(event, "left-out", text=event.text.strip()))
             case "notice":
+                self._disarmer.notice()
                 return self._add_text("notice", event.text, event.sequence)
             case "input":
                 return self._add_text("input", f"{event.text}\n", event.sequence)

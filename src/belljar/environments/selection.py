@@ -5,6 +5,7 @@ the operator's settings may name a path, because its interpreter runs outside th
 from a client, or one that a session can write, would be a way out of the sandbox.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -165,7 +166,8 @@ def _summary(interpreter: Interpreter) -> str:
 
 
 def _check_chosen(settings: Settings) -> HostCheck:
-    title = f"environment {settings.environment}"
+    is_path = os.sep in settings.environment  # which the finding says anyway, and which is too wide for a title
+    title = "environment" if is_path else f"environment {settings.environment}"
     if settings.environment == AZURE:
         return HostCheck(title, True, "sessions live in a pool of Azure, which is checked below")
     if settings.environment.startswith(KERNEL_PREFIX):

@@ -1,7 +1,7 @@
 """One execution from its turn to its result: policy check, kernel, output, questions, changed files.
 
-To learn how belljar works, start here and read `run` from top to bottom. An execution belongs to the server, not to the
-request that submitted it, so a client may disconnect and ask for the result later. Knows its session only as
+To learn how belljar works, start here and read `run`, then `_run_in_turn`. An execution belongs to the server, not to
+the request that submitted it, so a client may disconnect and ask for the result later. Knows its session only as
 `context.py` describes it.
 """
 
@@ -65,7 +65,7 @@ class Execution:
         self._left_s = cell.timeout_s
         self._changed = asyncio.Event()
         self.changed_at = time.time()
-        """When there was something new of it, by the wall clock."""
+        """Wall-clock time of its last change."""
         self._transcript = Transcript(
             execution_id,
             settings=session.settings,
@@ -75,8 +75,8 @@ class Execution:
             screens=session.screens(),
             on_change=self._notify,
         )
-        self._first_asked: ExecutionQuestions | None = None
-        """Its questions, once somebody asked for them: most cells have none."""
+        self._made_questions: ExecutionQuestions | None = None
+        """None until first used: most cells ask nothing."""
         self._progress = (0, "")
         self._waits_for = ""
         self._file_changes = FileChanges(session.id, session.workspace, session.quota, session.sharing)
@@ -117,22 +117,22 @@ class Execution:
 
     @property
     def _questions(self) -> ExecutionQuestions:
-        if self._first_asked is None:
+        if self._made_questions is None:
             session = self._session
             # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
             inbox = (
                 None if self.cell.wants_value else session.inbox.of_execution(self.id, session.id, session.principal)
             )
-            self._first_asked = ExecutionQuestions(self._notify, inbox)
-        return self._first_asked
+            self._made_questions = ExecutionQuestions(self._notify, inbox)
+        return self._made_questions
 
     @property
     def question(self) -> Question | None:
         """Return the question that the client should put to a person now."""
-        if self._first_asked is None:
+        if self._made_questions is None:
             return None
-        current = self._first_asked.current
-        is_elsewhere = current is not None and current.in_console and self._first_asked.inbox is not None
+        current = self._made_questions.current
+        is_elsewhere = current is not None and current.in_console and self._made_questions.inbox is not None
         return None if is_elsewhere else current
 
     @property
@@ -178,15 +178,15 @@ class Execution:
     @property
     def asks_person(self) -> str | None:
         """Return, in words for the agent, what a person is asked now and where it can be answered."""
-        if self._first_asked is None or self.is_finished:
+        if self._made_questions is None or self.is_finished:
             return None
-        asked, inbox = self._first_asked.current, self._first_asked.inbox
+        asked, inbox = self._made_questions.current, self._made_questions.inbox
         if asked is None or inbox is None:
             return None
         return told_question(f"{self.id}-{self.questions}", asked, where=inbox.inbox.place())
 
     def notices(self) -> str:
-        """Return belljar's own words among its output so far, which no stream of the result has."""
+        """Return belljar's notices so far; they are in neither stdout nor stderr of the result."""
         return self._transcript.summary.stream("notice")
 
     def latest_text(self) -> str:
@@ -228,7 +228,7 @@ class Execution:
     def reply(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
         """Answer the pending question for the client; an answer that names the `number` of another one is ignored.
 
-        So is one to a question that a rule keeps from clients, which could name it without ever having been asked.
+        So is one to a question that a rule keeps for the console, whose number a client could guess.
         `by` is the person who answers, and `where` they do, for the record.
         """
         if self.question is not None:

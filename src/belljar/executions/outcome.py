@@ -173,13 +173,15 @@ def make_result(
 ) -> ExecutionResult:
     """Return the result of an execution, or as much of it as is known yet."""
     summary = transcript.summary
+    output, notices = summary.texts()
     return ExecutionResult(
         success=outcome.status in ("ok", "running"),
         status=outcome.status,
         execution_id=execution_id,
         session_id=session_id,
         execution_count=outcome.count,
-        output=[text for _, text in summary.segments()],
+        output=output,
+        notices=notices,
         stdout=summary.stream("stdout"),
         stderr=summary.stream("stderr"),
         result=summary.result,

@@ -38,6 +38,7 @@ class DiskQuota:
         self._limit = limit_mb * MEBIBYTE
         self._files_limit = files_within(limit_mb)
         self._usage = FolderUsage()
+        self._is_measured = False
 
     @property
     def used(self) -> int:
@@ -76,6 +77,7 @@ class DiskQuota:
         """Measure the folders now: small ones here, because a thread would cost more than they do."""
         if self._limit:
             self._usage = small_usage(self._folders) or await asyncio.to_thread(usage, self._folders)
+            self._is_measured = True
 
     async def look_if_more_than_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
         """Measure if the usage that a scan has seen is over half of a limit, or if the scan was not complete."""
@@ -97,20 +99,24 @@ class DiskQuota:
         if not self._limit:
             return
         loop = asyncio.get_running_loop()
-        before: FolderUsage | None = None
+        seen: FolderUsage | None = None
         while True:
             began = loop.time()
+            # A measurement after a cell counts too: the next cell is not stopped for what that one wrote, unless that
+            # is far too much. What was written before the first measurement does not count as growth.
+            latest = self._usage if self._is_measured else None
             await self.look()
             cost_s = loop.time() - began
-            is_still = self._usage == before
-            # What was written before the first measurement does not count as growth.
-            is_more = before is not None and (self.used > before.size_bytes or self._usage.files > before.files)
-            if self.is_over and is_more:
+            is_still = self._usage == seen
+            if (self.is_over and self._has_grown(latest)) or (self.is_far_over and self._has_grown(seen)):
                 on_growth()
-            before = self._usage
+            seen = self._usage
             longest_s = IDLE_S if is_still and not is_busy() else BUSY_S
             pause_s = min(longest_s, longest_s if self.is_over and is_still else self._full_in_s())
             await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))
+
+    def _has_grown(self, before: FolderUsage | None) -> bool:
+        return before is not None and (self.used > before.size_bytes or self._usage.files > before.files)
 
     def _full_in_s(self) -> float:
         """Return the shortest time in which the limit can be reached."""

@@ -9,6 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.journal.writer import LAST_BUSY_S
 from belljar.models import OutputEvent
 from belljar.outputs.displays import read_display
+from belljar.outputs.imitations import disarmed_around
 from belljar.outputs.notebook import NotebookCell
 
 _SHOWN = 5
@@ -131,26 +133,38 @@ _PRINTED = (
 _KINDS = ("stdout", "stderr", "notice", "display")
 
 
+@dataclass(frozen=True, slots=True)
+class PrintedPage:
+    """A part of what an execution printed, with marks before text that looks like a notice of belljar's and is none."""
+
+    text: str
+    is_last: bool
+
+
 def read_printed(
     journal: Path, execution_id: str, offset: int, limit: int, unwritten: Sequence[OutputEvent] = ()
-) -> str:
+) -> PrintedPage:
     """Return the text of an execution from character `offset` on, at most `limit` characters; 0 means all.
 
-    Opens a connection of its own, so any thread may call it. `unwritten` are the events that were not in the file when
-    the caller looked; those that were written since are not repeated.
+    Both count characters as they were printed, without marks. Opens a connection of its own, so any thread may call it.
+    `unwritten` are the events that were not in the file when the caller looked; those that were written since are not
+    repeated.
     """
-    parts: list[str] = []
+    parts: list[tuple[str, bool]] = []
     left = limit or sys.maxsize
+    is_last = True
     with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
-        for text in _texts(connection.execute(_PRINTED, (execution_id,)), unwritten):
+        for kind, raw in _kinds_and_texts(connection.execute(_PRINTED, (execution_id,)), unwritten):
+            text = f"{raw}\n" if kind == "display" and raw else raw
             skipped = min(offset, len(text))
             offset -= skipped
             part = text[skipped : skipped + left]
             left -= len(part)
-            parts.append(part)
-            if left <= 0:
+            parts.append((part, kind == "notice"))
+            if skipped + len(part) < len(text):
+                is_last = False
                 break
-    return "".join(parts)
+    return PrintedPage(disarmed_around(parts), is_last)
 
 
 def read_stream_texts(
@@ -164,10 +178,6 @@ def read_stream_texts(
         yield from _kinds_and_texts(connection.execute(_PRINTED, (execution_id,)), unwritten)
 
 
-def _texts(rows: Iterable[tuple[int, str, str]], unwritten: Sequence[OutputEvent]) -> Iterator[str]:
-    return (_text(kind, text) for kind, text in _kinds_and_texts(rows, unwritten))
-
-
 def _kinds_and_texts(
     rows: Iterable[tuple[int, str, str]], unwritten: Sequence[OutputEvent]
 ) -> Iterator[tuple[str, str]]:
@@ -178,7 +188,3 @@ def _kinds_and_texts(
     for event in unwritten:
         if event.sequence > written and event.kind in _KINDS:
             yield event.kind, event.text
-
-
-def _text(kind: str, text: str) -> str:
-    return f"{text}\n" if kind == "display" and text else text

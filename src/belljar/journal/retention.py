@@ -18,7 +18,7 @@ from belljar import measures
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import Journal
 from belljar.journal.writer import LAST_BUSY_S
-from belljar.models import ExecutionResult
+from belljar.models import ExecutionResult, ResultNotice
 from belljar.outputs.budget import clip
 
 MEBIBYTE = 1024 * 1024
@@ -250,6 +250,7 @@ def _reduced(result: ExecutionResult, notice: str) -> ExecutionResult:
     return result.model_copy(
         update={
             "output": [notice],
+            "notices": [ResultNotice(text=notice, at=0)],
             "stdout": "",
             "stderr": "",
             "displays": [],

@@ -246,8 +246,8 @@ class IPythonKernel:
     async def resume(self) -> AsyncIterator[Event]:
         """See `ResumableKernel`.
 
-        What is due is not checked here, because an earlier server may have sent any request. Only questions are
-        checked, because they stop the execution's clock.
+        Does not check which message is expected, because an earlier server may have sent any request. Only questions
+        are checked, because they stop the execution's clock.
         """
         is_over = False
         may_ask = self._note_file.note.allow_input
@@ -268,7 +268,7 @@ class IPythonKernel:
             if isinstance(event, Stream):
                 self._requests.keep_early(event)
 
-    def note_request(self, note_file: NoteFile) -> None:
+    def use_note_file(self, note_file: NoteFile) -> None:
         """Record executions in this file from now on; a request that is noted there is one of an earlier server."""
         self._note_file = note_file
         self._requests.last_id = note_file.note.request or self._requests.last_id
@@ -574,8 +574,8 @@ async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | p
     """Yield what a runner of an earlier server sends until it is between two cells.
 
     The runner is asked for its state. It answers at once when it waits, for the host or for the next cell, and after
-    its cell when it is busy. What a killed server left half read or half written, the wire has skipped by then. The
-    end of the last cell is yielded last, perhaps for a second time.
+    its cell when it is busy. The wire has skipped by then what the killed server read or wrote only in part. The last
+    message is the end of the last cell, which may have been yielded before.
     """
     nonce = secrets.token_hex(8)
     has_acknowledged = is_attended = False

@@ -29,7 +29,7 @@ _ROWS = 20
 # Nobody reads several cells in a tenth of a second; told together, they cost a page one layout instead of many.
 _MANY_CELLS_INTERVAL_S = 0.25
 _TAIL_INTERVAL_S = 0.25
-# How long to wait at most before looking again although nothing was published: for a change that was missed.
+# Look this often even without a published change, in case one was missed.
 _LOOK_S = 5.0
 # A row is in the file some 50 ms after its change was published.
 _SETTLE_S = 0.3
@@ -46,10 +46,10 @@ class _Cell:
     is_told: bool = False
     is_ended: bool = False
     is_current: bool = False
-    """Whether the row is as it is in the file, so that the next look need not read it again."""
+    """Whether `row` was just read, so that the next round can skip reading it."""
 
     @property
-    def id(self) -> str:
+    def cursor(self) -> str:
         return f"{self.row.id}:{self.sequence}"
 
     def count(self, text: str) -> None:
@@ -89,11 +89,11 @@ class SessionFollower:
                 yield Followed(kind="reset")
                 return
             if undone := await self._history.undone(self._session_id):
-                yield Followed(kind="undone", id=cell.id, undone=undone)
+                yield Followed(kind="undone", id=cell.cursor, undone=undone)
         number = self._changes.number
         has_waited, cells = True, 0
         while True:
-            # Not for each of many short cells: the state of the session is told as often as output is.
+            # Report the state of the session once per wait, not once per cell.
             if has_waited:
                 looked_at = self._changes.number
                 async for item in self._news_since(number):
@@ -177,7 +177,7 @@ class SessionFollower:
         cell.row = row
         if not cell.is_told or has_begun_now:
             cell.is_told = True
-            yield Followed(kind="cell", id=cell.id, execution=entry, execution_id=row.id)
+            yield Followed(kind="cell", id=cell.cursor, execution=entry, execution_id=row.id)
         is_long = cell.chars > STREAM_CHARS
         has_more = False
         if is_long:
@@ -192,13 +192,13 @@ class SessionFollower:
                     cell.chars = cell.lines = 0
                 elif event.kind in _TEXT:
                     cell.count(event.text)
-                yield Followed(kind="output", id=cell.id, execution_id=row.id, output=event)
+                yield Followed(kind="output", id=cell.cursor, execution_id=row.id, output=event)
                 if cell.chars > STREAM_CHARS:
                     has_more = True
                     break
         if not has_more and entry.status not in UNFINISHED and cell.sequence >= entry.events:
             cell.is_ended = True
-            yield Followed(kind="ended", id=cell.id, execution=entry, execution_id=row.id)
+            yield Followed(kind="ended", id=cell.cursor, execution=entry, execution_id=row.id)
 
     async def _tail_news(self, cell: _Cell) -> AsyncGenerator[Followed]:
         read_at = time.monotonic()
@@ -210,14 +210,14 @@ class SessionFollower:
         cell.chars += tail.chars
         cell.lines += tail.lines
         for event in others:
-            yield Followed(kind="output", id=cell.id, execution_id=cell.row.id, output=event)
+            yield Followed(kind="output", id=cell.cursor, execution_id=cell.row.id, output=event)
             if event.kind == "clear":
                 cell.chars = cell.lines = 0
         if tail.chars:
             whole = Tail(
                 execution_id=cell.row.id, sequence=tail.sequence, lines=cell.lines, chars=cell.chars, text=tail.text
             )
-            yield Followed(kind="tail", id=cell.id, execution_id=cell.row.id, tail=whole)
+            yield Followed(kind="tail", id=cell.cursor, execution_id=cell.row.id, tail=whole)
         await asyncio.sleep(max(0.0, _TAIL_INTERVAL_S - (time.monotonic() - read_at)))
 
     async def _changed(self, number: int) -> None:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from belljar.files.private import make_folder, write_file
 from belljar.models import Model
+from belljar.outputs.imitations import disarmed
 
 MARK_EVENTS = 1_000
 MARK_CHARS = 256 * 1024
@@ -110,7 +111,7 @@ class LineIndex:
         found: list[str] = []
         line, length = [""], 0
         shown = read = 0
-        for _, text in _texts(connection, execution_id, self.sequences[place]):
+        for _, text in _texts(connection, execution_id, self.sequences[place], is_marked=True):
             read += len(text)
             pieces = text.split("\n")
             for place_in_text, piece in enumerate(pieces):
@@ -219,10 +220,16 @@ def _load(path: Path) -> LineIndex | None:
     )
 
 
-def _texts(connection: sqlite3.Connection, execution_id: str, after: int) -> Iterator[tuple[int, str]]:
-    """Yield the printed text after an event; what a display says is a line of its own."""
+def _texts(
+    connection: sqlite3.Connection, execution_id: str, after: int, *, is_marked: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yield the printed text after an event; what a display says is a line of its own.
+
+    With `is_marked`, for people to read, what looks like a notice of belljar's and was printed says so.
+    """
     for sequence, kind, text in connection.execute(_TEXTS, (execution_id, after)):
-        yield sequence, f"{text}\n" if kind == "display" else text
+        shown = disarmed(text) if is_marked and kind != "notice" else text
+        yield sequence, f"{shown}\n" if kind == "display" else shown
 
 
 def _matches(connection: sqlite3.Connection, execution_id: str, search: str) -> list[int]:

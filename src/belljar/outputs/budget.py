@@ -16,7 +16,7 @@ def clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n[belljar: {len(text) - 2 * half:,} characters left out here]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out here …]\n{text[-half:]}"
 
 
 _TEXT = ("stdout", "stderr", "notice")

@@ -21,7 +21,7 @@ Bundle = Mapping[str, Any]
 VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
-        (r"^\[belljar: .*\]$\n?", ""),
+        (r"^\[(?:printed: )?belljar: .*\]$\n?", ""),
         (r"\b0x[0-9a-fA-F]{6,16}\b", "0x…"),
         (r"\b(In|Out) ?\[\d{1,9}\]", r"\1[…]"),
         (r"<ipython-input-\d{1,9}-[0-9a-f]{1,64}>|/tmp/ipykernel_\d{1,9}/\d{1,12}\.py", "<cell>"),

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 from belljar.files.private import make_folder, write_file
 from belljar.models import Display
 from belljar.outputs.budget import clip
+from belljar.outputs.events import is_binary_type
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -48,7 +49,6 @@ _EXTENSIONS = {
     "image/svg+xml": ".svg",
     "application/javascript": ".js",
 }
-_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
 
 
 _URI = re.compile(r"execution://(?P<execution_id>[0-9a-z]{16,64})/displays/(?P<name>\d{1,9}\.\w{1,16})")
@@ -144,7 +144,7 @@ def _kept(mime: str, value: JsonValue, store: DisplayStore) -> Display:
 
 
 def _binary(mime: str, value: JsonValue) -> bytes | None:
-    if not isinstance(value, str) or mime == "image/svg+xml" or not mime.startswith(_BINARY):
+    if not isinstance(value, str) or not is_binary_type(mime):
         return None
     try:
         return base64.b64decode("".join(value.split()), validate=True)

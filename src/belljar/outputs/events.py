@@ -1,5 +1,7 @@
 """The events that a kernel reports while a cell runs, in order. Kernels make them, executions consume them."""
 
+import base64
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,6 +10,7 @@ from pydantic import JsonValue
 VALUE = "application/vnd.belljar.value+json"
 """The form of a result that has its value as JSON: `{"value": …}`, or `{"size": …}` where that would be too large."""
 MimeBundle = dict[str, JsonValue]
+_BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 
 
@@ -88,4 +91,43 @@ class Finished:
     """Names of the variables that the session has now, the first 200: they are lost if the process dies."""
 
 
-Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Words of belljar's own about the output. Screens make them; no kernel does."""
+
+    text: str
+
+    @property
+    def line(self) -> str:
+        """Return it as it stands among the output: one line, whatever the names that it quotes contain."""
+        return f"[belljar: {' '.join(self.text.splitlines())}]\n"
+
+
+Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputRequest | CommMessage | Finished | Notice
+
+
+# The text in a bundle
+
+
+def is_binary_type(mime: str) -> bool:
+    """Return whether the values of a media type are bytes in base64."""
+    return mime.startswith(_BINARY) and mime != "image/svg+xml"
+
+
+def with_clean_text(bundle: MimeBundle, clean: Callable[[JsonValue], JsonValue]) -> MimeBundle:
+    """Return a bundle whose texts, media types included, have been passed through `clean`."""
+    return {str(clean(mime)): _with_clean_text(mime, value, clean) for mime, value in bundle.items()}
+
+
+def _with_clean_text(mime: str, value: JsonValue, clean: Callable[[JsonValue], JsonValue]) -> JsonValue:
+    """Return one form. Code can give any text a binary type, so bytes that are text are cleaned too."""
+    if not is_binary_type(mime) or not isinstance(value, str):
+        return clean(value)
+    try:
+        text = base64.b64decode("".join(value.split()), validate=True).decode()
+    except UnicodeDecodeError:
+        return value
+    except ValueError:  # no base64, and so shown as text
+        return clean(value)
+    cleaned = str(clean(text))
+    return value if cleaned == text else base64.b64encode(cleaned.encode(errors="replace")).decode()

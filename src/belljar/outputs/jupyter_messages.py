@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.outputs.events import ClearOutput, CommKind, CommMessage, DisplayData, Event, Raised, Stream
+from belljar.outputs.events import ClearOutput, CommKind, CommMessage, DisplayData, Event, Notice, Raised, Stream
+from belljar.outputs.imitations import disarmed
 from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
 from belljar.outputs.notebook import BROKEN_OFF
 
@@ -38,7 +39,9 @@ def output_at_once(event: Event) -> Output | None:
     """Return the message for an event that goes to connected front ends only, and is not recorded."""
     match event:
         case Stream():
-            return "stream", {"name": event.name, "text": event.text}
+            return "stream", {"name": event.name, "text": disarmed(event.text)}
+        case Notice():
+            return "stream", {"name": "stderr", "text": event.line}
         case DisplayData():
             kind = "update_display_data" if event.update else "display_data"
             transient = {"display_id": event.display_id} if event.display_id else {}
@@ -60,7 +63,7 @@ def ending(result: ExecutionResult, *, has_error: bool) -> Iterator[Output]:
         return
     cause = result.cause or result.error or result.status
     if has_error:
-        yield "stream", {"name": "stderr", "text": f"[belljar: {cause}]\n"}
+        yield "stream", {"name": "stderr", "text": Notice(cause).line}
     else:
         yield "error", {"ename": result.status, "evalue": cause, "traceback": [f"{result.status}: {cause}"]}
 

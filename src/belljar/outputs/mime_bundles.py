@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from belljar.models import Display, OutputEvent
 from belljar.outputs.budget import clip
+from belljar.outputs.events import is_binary_type
 
 PLAIN, PAGE, SVG = "text/plain", "text/html", "image/svg+xml"
 # Mime types that browsers draw, and their files' suffixes.
@@ -70,7 +71,6 @@ def words_in(bundle: Mapping[str, Any]) -> tuple[str, str]:
 
 ReadDisplay = Callable[[str], bytes | None]
 _JSON = re.compile(r"application/(.*\+)?json")
-_BINARY = ("image/", "audio/", "video/", "application/pdf", "application/octet-stream")
 _MAX_DEPTH = 64
 
 
@@ -110,8 +110,7 @@ def _stored(form: Display, read: ReadDisplay) -> str | None:
     content = read(form.uri or "")
     if content is None:
         return None
-    is_binary = form.mime.startswith(_BINARY) and form.mime != "image/svg+xml"
-    return base64.b64encode(content).decode() if is_binary else content.decode(errors="replace")
+    return base64.b64encode(content).decode() if is_binary_type(form.mime) else content.decode(errors="replace")
 
 
 def _parsed(content: str) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.budget import within_budget
+from belljar.outputs.events import Notice
+from belljar.outputs.imitations import disarmed_around
 from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
 
 Shown = dict[str, list[Any]]
@@ -109,7 +111,7 @@ def _ending(v4: Any, ran: NotebookCell, *, has_error: bool) -> list[Any]:
 
 
 def _notice(v4: Any, text: str) -> Any:
-    return v4.new_output("stream", name="stderr", text=f"[belljar: {text}]\n")
+    return v4.new_output("stream", name="stderr", text=Notice(text).line)
 
 
 class _Outputs:
@@ -122,8 +124,8 @@ class _Outputs:
         self._shown = shown
         self._limit = limit
         self._outputs: list[Any] = []
-        self._parts: list[str] = []
-        """Pieces of the last output's text, while that is a stream."""
+        self._parts: list[tuple[str, bool]] = []
+        """Pieces of the last output's text, while that is a stream, and which are notices."""
         self._is_clear_pending = False
         self.has_error = False
 
@@ -142,7 +144,7 @@ class _Outputs:
             case "stdout" | "stderr":
                 self._stream(event.kind, event.text)
             case "notice":
-                self._stream("stderr", event.text)
+                self._stream("stderr", event.text, is_notice=True)
             case "input":
                 self._stream("stdout", f"{event.text}\n")
             case "display":
@@ -155,14 +157,14 @@ class _Outputs:
             case "clear":
                 pass
 
-    def _stream(self, name: str, text: str) -> None:
+    def _stream(self, name: str, text: str, *, is_notice: bool = False) -> None:
         if not (self._parts and self._outputs[-1].name == name):
             self._append(self._v4.new_output("stream", name=name, text=""))
-        self._parts.append(text)
+        self._parts.append((text, is_notice))
 
     def _end_stream(self) -> None:
         if self._parts:
-            self._outputs[-1].text = "".join(self._parts)
+            self._outputs[-1].text = disarmed_around(self._parts)
             self._parts = []
 
     def _append(self, output: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from belljar.hooks import SessionFacts
-from belljar.outputs.events import Event, Finished, InputRequest, Stream
+from belljar.outputs.events import Event, Finished, InputRequest, Notice
 from belljar.outputs.recorder import OutputScreen
 from belljar.plugins import Implementation, PluginRecord, Plugins
 
@@ -41,6 +41,8 @@ class PluginScreen:
 
     def screen(self, event: Event) -> Iterable[Event]:
         """See `OutputScreen`."""
+        if isinstance(event, Notice):  # of another screen: plugins look through what the cell said
+            return [*self.flush(), event]
         if self._inner is not None:
             try:
                 return [*self._inner.screen(event)]
@@ -67,4 +69,4 @@ class PluginScreen:
             return []
         self._is_told = True
         words = f"the plugin {self._plugin.name} failed to look through the output, which is withheld: {self._failure}"
-        return [Stream("stderr", f"[belljar: {words}]\n")]
+        return [Notice(words)]

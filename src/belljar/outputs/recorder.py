@@ -22,6 +22,7 @@ from belljar.outputs.events import (
     Event,
     ExecuteResult,
     InputRequest,
+    Notice,
     Raised,
     Stream,
 )
@@ -64,6 +65,8 @@ class Recorder:
 
     def record(self, event: Event) -> OutputEvent | None:
         """Return the numbered form of an event; None for one that is not recorded."""
+        if isinstance(event, Notice):
+            return self.notice(event.text)
         if isinstance(event, Stream | DisplayData | ClearOutput):
             if self._is_capped:
                 return None
@@ -91,7 +94,7 @@ class Recorder:
 
     def notice(self, text: str, **data: JsonValue) -> OutputEvent:
         """Return a notice of belljar's own, to stand between the cell's output; `data` is for programs."""
-        return self._number(OutputEvent(sequence=0, kind="notice", text=f"[belljar: {text}]\n", data=data))
+        return self._number(OutputEvent(sequence=0, kind="notice", text=Notice(text).line, data=data))
 
     def _number(self, event: OutputEvent) -> OutputEvent:
         self.sequence += 1

@@ -5,9 +5,10 @@ Live executions and replays from the journal go through the same code, so that t
 
 from collections import deque
 
-from belljar.models import Display, OutputEvent, Truncation
+from belljar.models import Display, OutputEvent, ResultNotice, Truncation
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import INLINE_CHARS
+from belljar.outputs.imitations import disarmed
 
 MAX_DISPLAYS = 50
 MARK = "mark"
@@ -61,11 +62,19 @@ class Summary:
                 pass
 
     def segments(self) -> list[tuple[str, str]]:
-        """Return stream texts in order, within the budget."""
-        segments = [(kind, text) for kind, text in self._text.segments() if kind != MARK]
+        """Return stream texts and notices in order, within the budget; what imitates a notice is marked."""
+        segments = [
+            (kind, text if kind == "notice" else disarmed(text)) for kind, text in self._text.segments() if kind != MARK
+        ]
         if self._left_out:
             segments.append(("notice", f"[belljar: {self._left_out} more displays are not listed]\n"))
         return segments
+
+    def texts(self) -> tuple[list[str], list[ResultNotice]]:
+        """Return the texts of `segments`, and which of them are notices."""
+        segments = self.segments()
+        notices = [ResultNotice(text=text, at=at) for at, (kind, text) in enumerate(segments) if kind == "notice"]
+        return [text for _, text in segments], notices
 
     def stream(self, name: str) -> str:
         """Return the text of one stream, within the budget."""

@@ -13,13 +13,15 @@ from belljar.outputs.events import (
     ExecuteResult,
     InputRequest,
     MimeBundle,
+    Notice,
     Raised,
     Stream,
+    with_clean_text,
 )
 from belljar.policy.expressions import compiled
 from belljar.policy.rules import OutputRule
 
-WITHHELD = "[belljar: output withheld by {rule}{reason}; the cell ran, show less of what it made]\n"
+WITHHELD = "output withheld by {rule}{reason}; the cell ran, show less of what it made"
 
 
 class OutputFilter:
@@ -28,7 +30,7 @@ class OutputFilter:
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._rules = [(f"output.{number}", rule) for number, rule in enumerate(rules, 1)]
         self.withheld = ""
-        """The notice that replaces the output once something is withheld."""
+        """Why, once something is withheld; the notice that stands in its place."""
 
     def clean(self, text: str) -> str:
         """Return the text as callers see it; once something is withheld, everything after it is withheld too."""
@@ -37,7 +39,7 @@ class OutputFilter:
         for name, rule in self._rules:
             if rule.withhold and _is_in(rule, text):
                 self.withheld = WITHHELD.format(rule=name, reason=f": {rule.reason}" if rule.reason else "")
-                return self.trial(self._before(text)) + self.withheld
+                return self.trial(self._before(text))
         return self.trial(text)
 
     def _before(self, text: str) -> str:
@@ -75,7 +77,6 @@ def _encodable(text: str) -> str:
 # An endless line is passed on in pieces, cut where nothing that the rules look for crosses the cut.
 MOST_LINE_CHARS = 65_536
 OVERLAP_CHARS = 4_096
-_BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
 class FilterScreen:
@@ -84,17 +85,27 @@ class FilterScreen:
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._filter = OutputFilter(rules)
         self._lines: dict[Literal["stdout", "stderr"], str] = {}
+        self._is_told = False
 
     def screen(self, event: Event) -> list[Event]:
         """Return the event as callers may see it; an unfinished line is held back until its end arrives."""
         if not isinstance(event, Stream):
-            return [*self.flush(), self._cleaned(event)]
+            held = [*self.flush()]
+            cleaned = self._cleaned(event)
+            return [*held, *self._told(), *([cleaned] if cleaned is not None else [])]
         whole = self._lines.pop(event.name, "") + event.text
         cut = self._cut(whole)
         if cut < len(whole):
             self._lines[event.name] = whole[cut:]
         text = self._filter.clean(whole[:cut]) if cut else ""
-        return [replace(event, text=text)] if text else []
+        return [*([replace(event, text=text)] if text else []), *self._told()]
+
+    def _told(self) -> list[Event]:
+        """Return the notice that output is withheld, once."""
+        if self._is_told or not self._filter.withheld:
+            return []
+        self._is_told = True
+        return [Notice(self._filter.withheld)]
 
     def flush(self) -> Iterator[Event]:
         """Yield the lines that were held back because they had not ended."""
@@ -102,6 +113,7 @@ class FilterScreen:
         for name, text in held.items():
             if cleaned := self._filter.clean(text):
                 yield Stream(name, cleaned)
+        yield from self._told()
 
     def _cut(self, whole: str) -> int:
         """Return a place that no match crosses: after the last line end; a carriage return counts as one."""
@@ -116,17 +128,22 @@ class FilterScreen:
                 return place
         return len(whole)
 
-    def _cleaned(self, event: Event) -> Event:
+    def _cleaned(self, event: Event) -> Event | None:
+        """Return what is left of an event that is no stream; None for a display or a result that is withheld."""
         clean = self._filter.clean
         match event:
             case DisplayData() | ExecuteResult():
-                return replace(event, data=self._bundle(event.data))
+                data = with_clean_text(event.data, self._deep)
+                # The rules cannot search pictures, so no picture is passed on once output is withheld.
+                return None if self._filter.withheld else replace(event, data=data)
             case Raised():
-                trace = clean("\n".join(event.traceback))
-                return Raised(clean(event.name), clean(event.message), trace.split("\n"))
+                raised = Raised(clean(event.name), clean(event.message), clean("\n".join(event.traceback)).split("\n"))
+                # That the cell failed is no output. The notice before it says why its error cannot be read.
+                return Raised("Error", "withheld", []) if self._filter.withheld else raised
             case InputRequest():
                 form = cast("MimeBundle", self._deep(event.form)) if event.form else None
-                return replace(event, prompt=clean(event.prompt), form=form)
+                prompt = clean(event.prompt)
+                return replace(event, prompt="(withheld) " if self._filter.withheld else prompt, form=form)
             case CommMessage():
                 return self._cleaned_comm(event)
             case _:
@@ -139,11 +156,6 @@ class FilterScreen:
             return replace(event, data={"text/plain": self._filter.withheld}, metadata={}, buffers=())
         return replace(event, data=data, metadata=metadata)
 
-    def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        cleaned = {mime: value if _is_binary(mime) else self._deep(value) for mime, value in bundle.items()}
-        # The rules cannot search pictures, so no picture is passed on once output is withheld.
-        return {"text/plain": self._filter.withheld} if self._filter.withheld else cleaned
-
     def _deep(self, value: JsonValue) -> JsonValue:
         match value:
             case str():
@@ -154,7 +166,3 @@ class FilterScreen:
                 return {self._filter.clean(name): self._deep(item) for name, item in value.items()}
             case _:
                 return cast("JsonValue", value)
-
-
-def _is_binary(mime: str) -> bool:
-    return mime.startswith(_BINARY) and mime != "image/svg+xml"

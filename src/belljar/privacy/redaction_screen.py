@@ -1,12 +1,9 @@
 """The screen that redacts one execution's output: streams, results, displays, errors and questions."""
 
-import base64
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, cast
-
-from pydantic import JsonValue
 
 from belljar.outputs.events import (
     CommMessage,
@@ -15,8 +12,10 @@ from belljar.outputs.events import (
     ExecuteResult,
     InputRequest,
     MimeBundle,
+    Notice,
     Raised,
     Stream,
+    with_clean_text,
 )
 from belljar.outputs.recorder import TailKeeper
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS
@@ -26,13 +25,10 @@ MOST_CHARS = 4_000_000
 """Characters of one execution's streams that are searched: a million take a second, longer if all are numbers."""
 MOST_S = 30.0
 """Processor time for one execution, limited because code may choose output that takes long to search."""
-_ENOUGH = (
-    f"\n[belljar: output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data]\n"
-)
-_TOO_SLOW = "\n[belljar: the rest is not shown, because searching it for personal data takes too long]\n"
+_ENOUGH = f"output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data"
+_TOO_SLOW = "the rest is not shown, because searching it for personal data takes too long"
 
 # Forms that come as base64, most of them without text to search.
-_BINARY = ("audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 
 
 class RedactionScreen:
@@ -53,7 +49,7 @@ class RedactionScreen:
         started_s = time.thread_time()
         passed = self._screened(event)
         self._spent_s += time.thread_time() - started_s
-        return [*passed, Stream("stderr", _TOO_SLOW)] if self._spent_s > MOST_S else passed
+        return [*passed, Notice(_TOO_SLOW)] if self._spent_s > MOST_S else passed
 
     def _screened(self, event: Event) -> list[Event]:
         if isinstance(event, Stream):
@@ -61,7 +57,7 @@ class RedactionScreen:
                 return []
             self._seen_chars += len(event.text)
             if self._seen_chars > MOST_CHARS:
-                return [*self.flush(), Stream("stderr", _ENOUGH)]
+                return [*self.flush(), Notice(_ENOUGH)]
             text = self._tail(event.name).feed(event.text)
             return [replace(event, text=self._redactor.redact_own_text(text))] if text else []
         return [*self.flush(), self._redacted(event)]
@@ -98,18 +94,4 @@ class RedactionScreen:
                 return event
 
     def _bundle(self, bundle: MimeBundle) -> MimeBundle:
-        return {mime: self._form(mime, value) for mime, value in bundle.items()}
-
-    def _form(self, mime: str, value: JsonValue) -> JsonValue:
-        """Return one form of an output; code can give any text a binary type, so bytes that are text are searched."""
-        is_binary = mime.startswith(_BINARY) or (mime.startswith("image/") and mime != "image/svg+xml")
-        if not is_binary or not isinstance(value, str):
-            return self._redactor.redact_own_value(value)
-        try:
-            text = base64.b64decode("".join(value.split()), validate=True).decode()
-        except UnicodeDecodeError:
-            return value
-        except ValueError:
-            return self._redactor.redact_own_value(value)
-        hidden = self._redactor.redact_own_text(text)
-        return value if hidden == text else base64.b64encode(hidden.encode()).decode()
+        return with_clean_text(bundle, self._redactor.redact_own_value)

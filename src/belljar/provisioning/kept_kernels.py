@@ -76,7 +76,7 @@ class KernelHandover:
         if session_id not in self._note_files:
             self._note_files[session_id] = NoteFile()
         note_file = self._note_files[session_id]
-        parts.kernel.note_request(note_file)
+        parts.kernel.use_note_file(note_file)
         process = parts.kernel.process
         copied = process if isinstance(process, ForkedProcess) else None
         keeper = [copied.listening_end] if copied is not None and copied.listening_end >= 0 else []
@@ -232,7 +232,7 @@ class KernelHandover:
             await sandbox.aclose()
             raise
         kernel = IPythonKernel(wire, serviced, process, environment)
-        kernel.note_request(self._note_files[session_id])
+        kernel.use_note_file(self._note_files[session_id])
         return kernel
 
     def _restore_copies(self, session_id: str, kernel: IPythonKernel) -> list[RestoredCopy]:

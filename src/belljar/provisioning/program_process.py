@@ -38,6 +38,8 @@ class ProgramEnd:
     """The size of the output beyond the cap."""
     incidents: list[Incident] = field(default_factory=list[Incident])
     """The limits that it hit."""
+    notices: tuple[str, ...] = ()
+    """Words of belljar's own about its code and its output."""
 
 
 async def run_program(

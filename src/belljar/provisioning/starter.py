@@ -180,7 +180,7 @@ class KernelStarter:
     # Sandboxes
 
     async def prepare(self, name: str, folders: KernelFolders) -> None:
-        """Hold a sandbox open for a session whose kernel is to be forked later. Called where `is_warm` is true."""
+        """Hold a sandbox open for a session whose kernel is to be forked later. Call `wait_until_warm` before."""
         prepared = await self._open_prepared(name, await self.environments.get(name), folders)
         await prepared.open_now()
         self._prepared[folders.session_id] = prepared
@@ -232,7 +232,7 @@ class KernelStarter:
 
     # Forks
 
-    async def is_warm(self, name: str) -> bool:
+    async def wait_until_warm(self, name: str) -> bool:
         """Wait until sessions of that environment can be forked; False when they will not be."""
         if is_elsewhere(name):
             return False
@@ -338,7 +338,7 @@ class KernelStarter:
         )
 
     async def _configured_environment(self) -> Environment:
-        """Return the configured environment for a kernel of another kind, because making one may take a minute."""
+        """Return the environment whose Python runs our helpers beside a foreign kernel: the configured one."""
         name = self._settings.environment
         return await self.environments.get("default" if is_elsewhere(name) else name)
 

@@ -224,7 +224,7 @@ class MicroVMProcess:
             status, _ = await self._command.wait()
         except self._microsandbox.MicrosandboxError:  # the machine is gone
             return -signal.SIGKILL
-        if status < 0:  # microsandbox 0.7.11 says -1 for every signal; SIGKILL, for want of memory, is the likeliest
+        if status < 0:  # `guest_init` was ended by a signal, and blocks or forwards those that it can
             return -signal.SIGKILL
         return 128 - status if status - 128 in signal.valid_signals() else status
 

@@ -137,7 +137,7 @@ class Checkpoints:
         """Return how many checkpoints a caller can go back to."""
         return sum(bool(kept.execution_id) for kept in self._kept)
 
-    def _has_allowance(self) -> bool:
+    def _spend_allowance(self) -> bool:
         """Spend one of the checkpoints that a cell may wait for; False when there is none left."""
         now = time.monotonic()
         earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
@@ -172,7 +172,7 @@ class Checkpoints:
         if not self._most or not self.is_due:
             self._is_too_fast = False
             return
-        self._is_too_fast = not is_idle and not self._has_allowance()
+        self._is_too_fast = not is_idle and not self._spend_allowance()
         if self._is_too_fast:
             self.refusal = f"more than {BURST} cells came without a pause"
             return
@@ -436,12 +436,15 @@ def states_of(
     """Return the checkpoints that an earlier server deposited for the session of this kernel."""
     checkpoints: list[Checkpoint] = []
     for restored in copies:
-        description, copy = restored.words, restored.copy
-        fresh = make_fresh() if copy is None else None
+        description = restored.words
+        if restored.copy is None:  # it has no process, because it is that of a fresh kernel
+            source = copy = make_fresh()
+        else:
+            source, copy = kernel, restored.copy
         checkpoints.append(
             Checkpoint(
-                fresh or kernel,
-                fresh or copy or make_fresh(),
+                source,
+                copy,
                 tuple(description["variables"]),
                 description["label"],
                 description["files_gap"],

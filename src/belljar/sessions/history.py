@@ -14,9 +14,9 @@ from typing import Any
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, TooLarge
 from belljar.executions.execution import Execution
 from belljar.executions.transcript import output_uri
-from belljar.journal.archive import open_archive, read_printed, read_stream_texts
+from belljar.journal.archive import PrintedPage, open_archive, read_printed, read_stream_texts
 from belljar.journal.journal import Journal
-from belljar.models import ExecutionResult, OutputEvent
+from belljar.models import ExecutionResult, OutputEvent, ResultNotice
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
@@ -99,7 +99,7 @@ class ExecutionHistory:
             )
         if record.result is None:
             raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
-        return record.result
+        return _with_notices(record.result)
 
     def _replayed(self, complete: ExecutionResult, since: int) -> ExecutionResult:
         """Return the same result with only the output after `since`."""
@@ -107,9 +107,11 @@ class ExecutionHistory:
         summary = Summary(budget_chars=self._settings.output_budget_chars, uri=uri)
         for event in self._journal.events(complete.execution_id, since):
             summary.add(event)
+        output, notices = summary.texts()
         return complete.model_copy(
             update={
-                "output": [text for _, text in summary.segments()],
+                "output": output,
+                "notices": notices,
                 "stdout": summary.stream("stdout"),
                 "stderr": summary.stream("stderr"),
                 "displays": summary.displays,
@@ -139,16 +141,19 @@ class ExecutionHistory:
 
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
         """Return the text of the caller's execution, or a part of it; what is cut off ends with the URI of the rest."""
+        is_bounded = 0 < limit <= MOST_CHARS
+        page = await self.output_page(execution_id, principal, offset, limit if is_bounded else MOST_CHARS)
+        if is_bounded or page.is_last:
+            return page.text
+        rest = f"{output_uri(execution_id)}?offset={offset + MOST_CHARS}"
+        return f"{page.text}\n[belljar: this is not the end: {rest} goes on]\n"
+
+    async def output_page(self, execution_id: str, principal: str, offset: int, limit: int) -> PrintedPage:
+        """Return `limit` characters of what the caller's execution printed, from character `offset` on."""
         self.result(execution_id, principal)
         self._journal.commit()
         unwritten = self._journal.unwritten(execution_id)
-        is_bounded = 0 < limit <= MOST_CHARS
-        most = limit if is_bounded else MOST_CHARS + 1
-        text = await asyncio.to_thread(read_printed, self._journal.path, execution_id, offset, most, unwritten)
-        if is_bounded or len(text) <= MOST_CHARS:
-            return text
-        rest = f"{output_uri(execution_id)}?offset={offset + MOST_CHARS}"
-        return f"{text[:MOST_CHARS]}\n[belljar: this is not the end: {rest} goes on]\n"
+        return await asyncio.to_thread(read_printed, self._journal.path, execution_id, offset, limit, unwritten)
 
     def display(self, execution_id: str, name: str, principal: str) -> bytes:
         """Return one display of the caller's execution."""
@@ -174,6 +179,22 @@ class ExecutionHistory:
             )
         reader = self.display_reader(session.id)
         return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)
+
+
+def _with_notices(result: ExecutionResult) -> ExecutionResult:
+    """Return a result that may have been recorded before results had `notices`, with them.
+
+    In such a one, a text that looks like a notice and that neither stream has is one.
+    """
+    if "notices" in result.model_fields_set:
+        return result
+    printed = f"{result.stdout}\n{result.stderr}"
+    notices = [
+        ResultNotice(text=text, at=at)
+        for at, text in enumerate(result.output)
+        if text.lstrip("\n").startswith("[belljar: ") and text.strip() not in printed
+    ]
+    return result.model_copy(update={"notices": notices})
 
 
 def _read_streams(

@@ -105,7 +105,7 @@ class Pool:
     async def _fill(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
         while not self.is_full:
-            if not await self._starter.is_warm(self._environment) or _free_share() < LEAST_FREE:
+            if not await self._starter.wait_until_warm(self._environment) or _free_share() < LEAST_FREE:
                 return
             try:
                 # The sandbox first, because it is opened quickly and the next caller may come before a kernel is ready.

@@ -22,7 +22,7 @@ from belljar.executions.working_folder import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.hooks import CellFacts, SessionFacts
-from belljar.outputs.events import Stream
+from belljar.outputs.events import Notice, Stream
 from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import Screens
 from belljar.privacy.redaction_screen import RedactionScreen
@@ -136,7 +136,7 @@ class ProgramRunner:
         warnings = await check_policy(self._plugins, self._guard, cell, _ask_nobody)
         warnings += await self._plugins.tell("before_execution", cell=cell)
         end = await self._run(environment, name, code)
-        return await self._screened(replace(end, stderr="".join(f"{line}\n" for line in warnings) + end.stderr))
+        return await self._screened(replace(end, notices=tuple(warnings)))
 
     async def _screened(self, end: ProgramEnd) -> ProgramEnd:
         """Return the end of a program with only the output that callers may see."""
@@ -149,7 +149,8 @@ class ProgramRunner:
             name: "".join(event.text for event in passed if isinstance(event, Stream) and event.name == name)
             for name in ("stdout", "stderr")
         }
-        return replace(end, **said)
+        notices = (event.text for event in passed if isinstance(event, Notice))
+        return replace(end, **said, notices=(*end.notices, *notices))
 
     async def _run(self, environment: Environment, name: str, code: str) -> ProgramEnd:
         self._admission.check_queue(self._principal)

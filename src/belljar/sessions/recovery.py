@@ -58,6 +58,7 @@ def broken_off(
     for event in journal.events(record.id):
         summary.add(event)
         sequence = event.sequence
+    output, notices = summary.texts()
     cause = f"{KILLED} while it ran" if record.has_begun else f"{KILLED} before its turn came; it never ran"
     return ExecutionResult(
         success=False,
@@ -65,7 +66,8 @@ def broken_off(
         execution_id=record.id,
         session_id=record.session_id,
         execution_count=0,
-        output=[text for _, text in summary.segments()],
+        output=output,
+        notices=notices,
         stdout=summary.stream("stdout"),
         stderr=summary.stream("stderr"),
         displays=summary.displays,

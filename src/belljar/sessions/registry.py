@@ -151,21 +151,25 @@ class Registry:
         return prepared or new_folders(self._folder, self._starter)
 
     async def fork(
-        self, session_id: str, principal: str, *, at: str = "", reseed: bool = False
+        self, session_id: str, principal: str, *, at: str | int = "", reseed: bool = False
     ) -> tuple[Session, SessionFork]:
-        """Create a session that continues from the state of another one, or from its state before an execution."""
+        """Create a session that continues from the state of another one, or from its state before an execution.
+
+        `at` is the id of that execution, or its number counted back from the last one, which is 1.
+        """
         origin = await self.reach(session_id, principal)
         origin.check_copies("forked")
         origin.queue.check_idle()
+        before = origin.execution_meant(at) if isinstance(at, int) or at.isdecimal() else at
         await self.make_room(principal, spared=origin)
         self._check_room(principal)
         async with origin.turn:
-            forked = await fork_kernel(origin, self._starter, self._folder, at=at, reseed=reseed)
+            forked = await fork_kernel(origin, self._starter, self._folder, at=before, reseed=reseed)
             reason = f"fork of {origin.id}"
             redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, redactor)
             self._record_new(session)
-            self.records.record_origin(session.id, origin.id, at)
+            self.records.record_origin(session.id, origin.id, before)
             session.session_kernel.adopt(forked.kernel)
             session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)

@@ -313,6 +313,10 @@ class Session:
                 raise KernelDied(f"session {self.id} ended while it was rewound") from None
             raise
 
+    def execution_meant(self, by: str | int) -> str:
+        """Return the id of the execution that a caller means by its id, or by counting back from the last one."""
+        return self._timeline.target(by)
+
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
             lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
@@ -432,7 +436,7 @@ def _ignore_exception(task: asyncio.Task[Any]) -> None:
 
 # The lease of a session
 
-INSTRUCTIONS = "Pass this session_id in the next calls: variables, imports and files stay."
+INSTRUCTIONS = "Pass this session_id in the next calls: variables and files stay."
 SLEEPS = "It sleeps after {minutes:g} idle minutes and wakes with the next call."
 ENDS = "It ends after {minutes:g} idle minutes."
 

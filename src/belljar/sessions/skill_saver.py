@@ -37,6 +37,8 @@ NOTHING_STORED: Final = "Mend it and save it again; nothing was stored"
 _REASON_CHARS: Final = 600
 # Where IPython's and Python's tracebacks name a place in a file of the skill {name}.
 _PLACE: Final = r"/skills/(?:\.copies/\w+|{name})/([^\s:\"']+\.py)(?::|\", line )(\d+)"
+_EXAMPLE_FAILS: Final = "its example fails"
+_CELL_PLACE: Final = re.compile(r"^Cell In\[\d+\], line (\d+)", re.MULTILINE)
 _SYNTAX_PLACE: Final = re.compile(r"\(([^()/]+\.py), line (\d+)\)\Z")
 _COMPILE: Final = """\
 def _belljar_check():
@@ -106,7 +108,7 @@ class SkillSaver:
             modules = _modules(content)
             await self._run(session, content, _IMPORT.format(modules=modules), "it does not import")
             if example:
-                await self._run(session, content, example, "its example fails")
+                await self._run(session, content, example, _EXAMPLE_FAILS)
         finally:
             await self._sessions.clear(session.id, owner)
 
@@ -136,10 +138,8 @@ class SkillSaver:
             raise BadSkill(f"skill {content.name} was not saved: {failure}: {error}", hint=NOTHING_STORED) from error
         result = execution.result()
         if result.status != "ok":
-            raise BadSkill(
-                f"skill {content.name} was not saved: {failure}: {_reason(result, content)}",
-                hint=NOTHING_STORED,
-            )
+            reason = _reason(result, content, is_example=failure == _EXAMPLE_FAILS)
+            raise BadSkill(f"skill {content.name} was not saved: {failure}: {reason}", hint=NOTHING_STORED)
 
 
 async def _ask_nobody(_: Question) -> None:
@@ -200,7 +200,7 @@ def _modules(content: SkillContent) -> list[str]:
     return [package, *sorted(f"{package}.{name}" for name in names if name.isidentifier() and name != "__init__")]
 
 
-def _reason(result: ExecutionResult, content: SkillContent) -> str:
+def _reason(result: ExecutionResult, content: SkillContent, *, is_example: bool) -> str:
     """Return the error, and where in the skill's own files it arose, as far as that can be told."""
     error = str(result.error or result.cause or result.status)[:_REASON_CHARS]
     if (syntax := _SYNTAX_PLACE.search(error)) is not None:
@@ -209,4 +209,6 @@ def _reason(result: ExecutionResult, content: SkillContent) -> str:
         return f"{error[: syntax.start()]}({paths[0]}, line {syntax[2]})" if len(paths) == 1 else error
     places: list[tuple[str, str]] = re.findall(_PLACE.format(name=content.name), "\n".join(result.traceback))
     own = [f" ({path}, line {line})" for path, line in places if path in content.files]
+    if not own and is_example:
+        own = [f" (line {line} of the example)" for line in _CELL_PLACE.findall("\n".join(result.traceback))]
     return f"{error}{own[-1] if own else ''}"

@@ -58,7 +58,7 @@ def checked_channel(entry: str) -> str:
     if not _CHANNEL.fullmatch(entry):
         raise ValueError(f"{entry[:80]!r} is no channel of conda, like conda-forge or https://mirror.example.com/main")
     if re.search(r"://[^/]*@|/t/[^/]+/", entry):
-        raise ValueError("a channel's password or token belongs into a netrc file, not into its URL")
+        raise ValueError("a channel's password or token belongs in a netrc file, not in its URL")
     return entry
 
 

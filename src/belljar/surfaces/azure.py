@@ -18,6 +18,7 @@ from belljar.executions.cell import make_cell
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.models import ExecutionResult
+from belljar.outputs.imitations import disarmed
 from belljar.runtime import Runtime
 from belljar.sessions.session import Session
 from belljar.settings import Settings
@@ -159,9 +160,11 @@ def _told(result: ExecutionResult, notices: str) -> str:
     """Return a result as one text: stdout first, the rest under names."""
     traceback = "\n".join(result.traceback)
     error = traceback if result.error is None or result.error in traceback else f"{traceback}\n{result.error}"
-    parts = {"stderr": result.stderr, "result": result.result or "", "error": error, "note": notices}
+    parts = {"stderr": result.stderr, "result": result.result or "", "error": error}
     named = [f"{name}:\n{text.strip(chr(10))}" for name, text in parts.items() if text.strip()]
-    body = "\n".join([*filter(None, [result.stdout.rstrip("\n")]), *named])
+    said = disarmed("\n".join([*filter(None, [result.stdout.rstrip("\n")]), *named]))
+    note = f"note:\n{notices.strip(chr(10))}" if notices.strip() else ""
+    body = "\n".join(filter(None, [said, note]))
     return f"{body or 'No output'}\n{_named(result.session_id)}"
 
 

@@ -1,8 +1,8 @@
 """Execution results as MCP content blocks: one text that a model can act on, pictures, and links to the rest.
 
-Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything, ids
-and URIs included, and clients that are known to drop images get structured content only where there are none, unless
-the settings or the caller ask for it.
+Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything that a
+model needs, URIs included, and clients that are known to drop images get structured content only where there are none,
+unless the settings or the caller ask for it.
 """
 
 import base64
@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from belljar.errors import EXPIRED, BelljarError, SessionNotFound
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.displays import fitted
+from belljar.outputs.imitations import disarmed, disarmed_around
 from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
 
 Structured = Literal["auto", "always", "never"]
@@ -51,12 +52,13 @@ def execution_blocks(
     structured: Structured,
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
+    names_session: bool = True,
     advice: str = "",
 ) -> CallToolResult:
     """Return the answer of `execute_code` and `get_execution`.
 
-    `has_checkpoint` says whether the session can be rewound to the state before the execution, `advice` which call
-    comes next.
+    `has_checkpoint` says whether the session can be rewound to the state before the execution, `names_session` whether
+    the text has its id, which a caller that passed it need not read again, `advice` which call comes next.
     """
     media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
@@ -66,12 +68,9 @@ def execution_blocks(
         for file in result.files[:MAX_LINKS]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
+    text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
     return CallToolResult(
-        content=[
-            TextContent(type="text", text=text_of(result, [*media], has_checkpoint=has_checkpoint, advice=advice)),
-            *media.values(),
-            *links,
-        ],
+        content=[TextContent(type="text", text=text), *media.values(), *links],
         structured_content=result.model_dump(mode="json") if is_structured else None,
         is_error=not result.success and (failures_are_errors or result.status == "rejected"),
     )
@@ -104,25 +103,31 @@ def _named(error: BelljarError) -> str:
 
 
 def text_of(
-    result: ExecutionResult, media: Sequence[str] = (), *, has_checkpoint: bool = False, advice: str = ""
+    result: ExecutionResult,
+    media: Sequence[str] = (),
+    *,
+    has_checkpoint: bool = False,
+    names_session: bool = True,
+    advice: str = "",
 ) -> str:
     """Return everything that a model needs as text, in the order it happened.
 
-    `media` has the URIs of the pictures and sounds that follow the text as blocks.
+    `media` has the URIs of the pictures and sounds that follow the text as blocks. Words of the session that look like
+    a notice or like the last lines, which are belljar's, are marked as printed.
     """
-    printed = _shown_in_order(result, media)
-    parts = [short_warnings(printed) if result.stderr else printed]
+    said: list[str] = []
     if result.result is not None:
-        parts.append(_result_text(result.execution_count, result.result))
-    parts += [_display_line(display, media, result.result) for display in result.displays if display.at is None]
+        said.append(_result_text(result.execution_count, result.result))
+    said += [_marked(_display_line(display, media, result.result)) for display in result.displays if display.at is None]
     traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
-    parts.append(traceback)
+    said.append(_marked(traceback))
     if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
-        parts.append(f"Error: {error}")
+        said.append(_marked(f"Error: {error}"))
     if result.calls:
-        parts.append(_calls_line(result.calls, text_before="\n".join(parts)))
+        said.append(_marked(_calls_line(result.calls, text_before="\n".join([*result.output, traceback, *said]))))
     if result.files:
-        parts.append("\n".join(["Files:", *_file_lines(result)]))
+        said.append(_marked("\n".join(["Files:", *_file_lines(result)])))
+    parts = [_shown_in_order(result, media), *said]
     if result.truncated is not None:
         cut = result.truncated
         parts.append(
@@ -132,12 +137,17 @@ def text_of(
     body = "\n".join(part for part in (*parts, advice) if part)
     if result.waits_for:
         body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
-    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint)}"
+    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint=has_checkpoint, names_session=names_session)}"
+
+
+def _marked(text: str) -> str:
+    """Return words of the session with what imitates belljar's marked; without a bracket there is nothing to mark."""
+    return text if text.isascii() and "[" not in text else disarmed(text)
 
 
 def _result_text(count: int, text: str) -> str:
     """Return the value of a cell. One of several lines starts on its own, so that a table's columns stay aligned."""
-    text = _reflowed(text)
+    text = _marked(_reflowed(text))
     return f"Out[{count}]:\n{text}" if "\n" in text else f"Out[{count}]: {text}"
 
 
@@ -150,15 +160,35 @@ def _reflowed(text: str) -> str:
 
 
 def _shown_in_order(result: ExecutionResult, media: Sequence[str]) -> str:
-    """Return what was printed, with a line for each display where it was shown."""
-    text, place = "", 0
+    """Return what was printed, with belljar's notices and a line for each display where they were shown."""
+    ours = {notice.at for notice in result.notices}
+    texts: list[tuple[str, bool]] = []
+    place = 0
+
+    def add(text: str, *, is_notice: bool = False) -> None:
+        if text:
+            texts.append((text, is_notice))
+
+    def end_line() -> None:
+        if texts and not texts[-1][0].endswith("\n"):
+            add("\n")
+
+    def add_output(until: int) -> None:
+        for at in range(place, min(until, len(result.output))):
+            if at in ours and not result.output[at].startswith("\n"):
+                end_line()
+            text = result.output[at]
+            # Warnings are printed to stderr.
+            add(short_warnings(text) if result.stderr and at not in ours else text, is_notice=at in ours)
+
     for display in result.displays:
         if display.at is not None:
-            text += "".join(result.output[place : display.at])
-            text += "\n" if text and not text.endswith("\n") else ""
-            text += f"{_display_line(display, media, None)}\n"
-            place = display.at
-    return (text + "".join(result.output[place:])).rstrip("\n")
+            add_output(display.at)
+            place = max(place, display.at)
+            end_line()
+            add(f"{_display_line(display, media, None)}\n")
+    add_output(len(result.output))
+    return disarmed_around(texts).rstrip("\n") if texts else ""
 
 
 def _next_call(result: ExecutionResult) -> NextCall:
@@ -186,24 +216,26 @@ def _calls_line(calls: Sequence[ToolCall], text_before: str) -> str:
     return f"Calls made: {'; '.join(listed)}"
 
 
-def _footer(result: ExecutionResult, has_checkpoint: bool) -> str:
-    ids = [f"session_id: {result.session_id}", f"execution_id: {result.execution_id}"]
-    lines = [f"[{' | '.join([result.status, *(part for part in ids if not part.endswith(': '))])}]"]
+def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: bool) -> str:
+    # The execution's id stands only in the calls below that need it: a rewind or a fork can also be told how many
+    # executions back, and programs find the id in the fields.
+    session = f" | session_id: {result.session_id}" if names_session and result.session_id else ""
+    lines = [f"[{result.status}{session}]"]
     if result.status == "running" and result.asks_person:
-        lines.append(f"It waits for {result.asks_person}. Tell the person; its clock stands still meanwhile.")
+        lines.append(f"It waits for {_marked(result.asks_person)}. Tell the person; its clock stands still meanwhile.")
     if result.status == "running":
         lines.append(
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
             f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
     if result.state == "lost" and result.status != "rejected":
-        names = ", ".join(result.lost[:40]) or "none known"
+        names = _marked(", ".join(result.lost[:40])) or "none known"
         lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
         if has_checkpoint:
             call = f'rewind_session(session_id="{result.session_id}", to="{result.execution_id}")'
             lines.append(f"{call} brings back variables and files as they were before this execution.")
     if result.state == "rewound" and result.lost:
-        lines.append(f"Did not come back: {', '.join(result.lost[:40])}.")
+        lines.append(f"Did not come back: {_marked(', '.join(result.lost[:40]))}.")
     if result.not_undoable:
         lines.append(f"{result.not_undoable}.")
     if result.session_info is not None:

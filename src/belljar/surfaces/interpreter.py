@@ -44,6 +44,7 @@ from belljar.surfaces.state_tools import StateTools
 from belljar.surfaces.tools import (
     CHANGES,
     ENDS,
+    NO_SESSION,
     READS,
     Answer,
     Ctx,
@@ -138,6 +139,7 @@ class InterpreterSurface:
         Figures are captured. Files are in the working directory, /mnt/data. A cell that outlasts wait_s goes on:
         get_execution has the rest.
         """
+        names_session = session_id in NO_SESSION
         if ctx.request_state is not None:
             execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
             if execution is None:
@@ -145,7 +147,7 @@ class InterpreterSurface:
                 return self._rejected(session_id, gone, ctx)
             execution.span.link()
             resume(execution, ctx)
-            return await self._answer(execution, ctx, wait_s)
+            return await self._answer(execution, ctx, wait_s, names_session=names_session)
         try:
             may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
             cell = make_cell(
@@ -167,7 +169,7 @@ class InterpreterSurface:
             execution = session.submit(cell, idempotency_key)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)
-        return await self._answer(execution, ctx, wait_s)
+        return await self._answer(execution, ctx, wait_s, names_session=names_session)
 
     @refusals_as_results
     async def get_execution(
@@ -287,13 +289,12 @@ class InterpreterSurface:
         """Return a page of all that an execution printed, and where the next one begins."""
         page = self._settings.output_budget_chars
         executions, principal = self._sessions.executions, current_principal()
-        text = await executions.whole_output(execution_id, principal, offset, page + 1)
-        is_last = len(text) <= page
-        report = OutputPage(execution_id=execution_id, offset=offset, text=text[:page], is_last=is_last)
-        if not is_last:
+        read = await executions.output_page(execution_id, principal, offset, page)
+        report = OutputPage(execution_id=execution_id, offset=offset, text=read.text, is_last=read.is_last)
+        if not read.is_last:
             report.next_offset = offset + page
         rest = f'get_execution(execution_id="{execution_id}", offset={report.next_offset})'
-        end = "[the end]" if is_last else f"[not the end: {rest} goes on]"
+        end = "[the end]" if read.is_last else f"[not the end: {rest} goes on]"
         return model_blocks(report, f"{report.text.rstrip()}\n\n{end}".lstrip())
 
     async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
@@ -303,7 +304,7 @@ class InterpreterSurface:
             return await self._answer(execution, ctx, wait_s)
         return self.shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
 
-    async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float) -> Answer:
+    async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float, *, names_session: bool = True) -> Answer:
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
             question = await follow(execution, ctx, offered_wait_s(wait_s))
         if question is not None:
@@ -313,7 +314,7 @@ class InterpreterSurface:
             leave_as_task(execution.id)
         result = execution.result()
         result.session_info = self._sessions.notice(execution)
-        return self.shown(result, ctx)
+        return self.shown(result, ctx, names_session=names_session)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
         """Return the answer to a call that never became an execution, with every field of a result."""
@@ -331,7 +332,7 @@ class InterpreterSurface:
         )
         return self.shown(result, ctx)
 
-    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0) -> CallToolResult:
+    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0, *, names_session: bool = True) -> CallToolResult:
         """Return a result as this request wants it."""
         principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
@@ -341,6 +342,7 @@ class InterpreterSurface:
             structured=asked_structure(ctx, self._settings.structured),
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
+            names_session=names_session,
             advice=self._advice(result, principal),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:

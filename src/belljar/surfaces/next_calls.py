@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from belljar.models import ExecutionResult
 
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_][\w]*)")
+_OURS = re.compile(r"ModuleNotFoundError: No module named '(skills|servers)\.")
+"""Modules that belljar itself makes; a package of that name would be a stranger's."""
 _MISSING_FILE = re.compile(r"FileNotFoundError: .*?(?:'([^'\n]*)'|$)")
 _HOST_PATH = re.compile(r"(?:[A-Za-z]:\\|/(?:home|Users|root|Volumes|media)/|~/)")
 _NO_NETWORK = (
@@ -47,6 +49,8 @@ def next_call(result: ExecutionResult, *, hosts: Sequence[str], isolates: bool, 
     error, session = result.error or "", f'session_id="{result.session_id}"'
     if result.status != "error" or not error:
         return ""
+    if found := _OURS.match(error):
+        return f"Next: os.listdir('{found[1]}') names those there are; no package brings another."
     if found := _MODULE.match(error):
         name = _DISTRIBUTIONS.get(found[1], found[1].replace("_", "-"))
         return f'Next: install_dependencies(packages=["{name}"], {session}), then run the cell again.'

@@ -16,6 +16,7 @@ from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.tools import (
+    NO_SESSION,
     READS,
     REPLACES,
     Answer,
@@ -81,7 +82,9 @@ class PackageTools:
             restart_needed=installation.restart_needed,
             pinned=installation.pinned,
         )
-        answer = model_blocks(report, "\n".join([*lines, f"[session_id: {session.id}]"]))
+        if session_id in NO_SESSION:
+            lines.append(f"[session_id: {session.id}]")
+        answer = model_blocks(report, "\n".join(lines))
         answer.is_error = any(outcome.error or outcome.import_error for outcome in installation.outcomes)
         return answer
 
@@ -92,7 +95,7 @@ class PackageTools:
         session_id: Annotated[str, Field(description="Empty for a new one's")] = "",
     ) -> Answer:
         """Whether packages are installed, by distribution or import name; imports nothing."""
-        is_chosen, layer, name = session_id not in ("", "0"), None, self._settings.environment
+        is_chosen, layer, name = session_id not in NO_SESSION, None, self._settings.environment
         if is_chosen:
             folders, name = self._sessions.look(session_id, current_principal())
             layer = folders.layer

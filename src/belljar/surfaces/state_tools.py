@@ -14,7 +14,11 @@ from belljar.surfaces.tools import CHANGES, ENDS, Answer, SessionId, add_tools, 
 SHOWN_NAMES = 100
 To = Annotated[
     StrictInt | Annotated[str, Field(max_length=64)],
-    Field(description="execution_id of the first to undo, or how many"),
+    Field(description="How many of the last to undo, or execution_id of the first"),
+]
+At = Annotated[
+    StrictInt | Annotated[str, Field(max_length=64)],
+    Field(description="Its state so many executions ago, or before this execution_id; else now"),
 ]
 
 
@@ -32,7 +36,7 @@ class StateTools:
     async def fork_session(
         self,
         session_id: SessionId,
-        at: Annotated[str, Field(max_length=64, description="execution_id: the state before it; else now")] = "",
+        at: At = "",
         reseed: Annotated[bool, Field(description="Other random numbers than the original's")] = False,
     ) -> Answer:
         """Copy a session in milliseconds, variables, imports and files, to try two ways from one state.
@@ -51,8 +55,9 @@ class StateTools:
         return model_blocks(rewinding, _rewind_text(rewinding))
 
 
-def _fork_text(fork: SessionFork, at: str) -> str:
-    when = f" as it was before execution {at}" if at else ""
+def _fork_text(fork: SessionFork, at: str | int) -> str:
+    is_count = isinstance(at, int) or at.isdecimal()
+    when = f" as it was {at} executions ago" if is_count else f" as it was before execution {at}" if at else ""
     lines = [
         f"session_id: {fork.session_id}",
         f"Forked from session {fork.origin}{when}; files are copied. Variables: {_listed(fork.variables)}.",

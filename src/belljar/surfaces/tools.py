@@ -78,9 +78,13 @@ def connection_of(ctx: Ctx) -> tuple[str, str]:
     return current_principal(), (ctx.headers or {}).get("mcp-session-id", "")
 
 
+NO_SESSION = ("", "0")
+"""Session ids that stand for a new session."""
+
+
 async def chosen_session(sessions: Registry, session_id: str) -> Session:
     """Return the caller's session; an empty id (or "0", which older clients send) makes a new one."""
-    if session_id in ("", "0"):
+    if session_id in NO_SESSION:
         await sessions.make_room(current_principal())
         return sessions.create(current_principal())
     return await sessions.reach(session_id, current_principal())

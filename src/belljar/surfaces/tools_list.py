@@ -66,7 +66,7 @@ class Surroundings:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
-        self._packages: list[str] | None = None
+        self._looking: asyncio.Task[list[str]] | None = None
 
     async def text(self, principal: str) -> str:
         """Return the sentences for the description of `execute_code`."""
@@ -87,15 +87,24 @@ class Surroundings:
             return [*_OF_DEFAULT]
         if is_elsewhere(name):
             return None
-        if self._packages is None:
-            try:
-                async with asyncio.timeout(_PATIENCE_S):  # of one that is still being made, the next list tells
-                    environment = await self._runtime.starter.environments.get(name)
-                    statuses = await asyncio.to_thread(check_installed, environment, None, [*NOTABLE])
-            except (TimeoutError, BelljarError):
-                return None
-            self._packages = [status.name for status in statuses if status.installed][:_MOST_NAMED]
-        return self._packages
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(name))
+            # Retrieve an error that no list waits for, or asyncio logs it.
+            self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            # The look goes on when this call has waited long enough: where it takes longer, the next list tells.
+            async with asyncio.timeout(_PATIENCE_S):
+                return await asyncio.shield(self._looking)
+        except TimeoutError:
+            return None
+        except BelljarError:
+            self._looking = None  # the next list tries again
+            return None
+
+    async def _look(self, name: str) -> list[str]:
+        environment = await self._runtime.starter.environments.get(name)
+        statuses = await asyncio.to_thread(check_installed, environment, None, [*NOTABLE])
+        return [status.name for status in statuses if status.installed][:_MOST_NAMED]
 
     def _network(self) -> str:
         if not self._runtime.provider.isolates:

@@ -237,7 +237,7 @@ class Broker:
             return await self._error_for_author(refusal, server, tool)
         except asyncio.CancelledError:
             ledger.finish(number, "cancelled")
-            # A task that was cancelled a second time, besides by its execution's end, is wanted by nobody: re-raise.
+            # Unless the execution's end was the only cancellation, nobody waits for an answer: re-raise.
             if task not in turn.stopped or task.uncancel():
                 raise
             await told.end("cancelled")

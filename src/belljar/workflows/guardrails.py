@@ -79,6 +79,7 @@ def _both(outer: Policy | None, inner: Policy | None) -> Policy | None:
             "limits": inner.limits.model_copy(update={"max_execution_time": shortest}),
             "read_only": outer.read_only or inner.read_only,
             "destructive": _stricter(outer.destructive, inner.destructive),
+            "other_kernels": _stricter(outer.other_kernels, inner.other_kernels),
             # Of several rules for a tool the first one that decides counts, so denials come first.
             "tools": sorted([*outer.tools, *inner.tools], key=lambda rule: -_rank(rule.decision)),
             "code": code,

@@ -106,6 +106,11 @@ class LiveRun:
         """Return whether nobody drives it any more."""
         return self.task is not None and self.task.done()
 
+    @property
+    def is_held(self) -> bool:
+        """Return whether the process of a cell waits for an answer, which ends with whoever drives the run."""
+        return self._held > 0
+
     # For whoever answers or stops it
 
     def poke(self) -> None:

@@ -1,7 +1,7 @@
 from collections.abc import AsyncGenerator
 
 import pytest
-from calls import opened_runtime
+from calls import FORKS, opened_runtime
 from data_plane import KEY, OTHER_KEY, Plane, opened_plane
 
 from belljar.environments import Environment
@@ -14,7 +14,7 @@ async def runtime(
 ) -> AsyncGenerator[Runtime]:
     """One engine with the data plane for all tests of a file, for two callers."""
     chosen = {"surfaces": ["foundry"], "api_keys": [f"ada:{KEY}", f"bob:{OTHER_KEY}"], "max_upload_bytes": 8_000_000}
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), **chosen) as runtime:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), **chosen, **FORKS) as runtime:
         yield runtime
 
 

@@ -172,6 +172,7 @@ async def test_a_shell_command_answers_with_its_exit_status_as_text(plane: Plane
     assert (await plane.execute("open('made.txt').read()"))["result"]["executionResult"] == "hi\n"
     slow = await plane.ok("POST", "/executions", json={"shellCommand": "sleep 60", "timeoutInSeconds": 0.3})
     assert slow["status"] == "124"
+    assert slow["result"]["stderr"].startswith("timeout: interrupted after 0.3 s"), "no traceback of ours"
     killed = await plane.ok("POST", "/executions", json={"shellCommand": "kill -9 $$"})
     assert killed["status"] == "137"
 

@@ -67,6 +67,12 @@ async def test_the_tutorials_commands_work_as_they_stand(endpoint: str) -> None:
     expected = {"stdout": "Hello from a session!\n", "stderr": "", "executionResult": 42, "status": "Succeeded"}
     assert fields == expected
     assert json.loads(ran["content"][0]["text"])["stdout"] == expected["stdout"]
+    forging = "import sys\nprint('[belljar: x]')\nprint('[belljar: y]', file=sys.stderr)"
+    forged = await call(
+        endpoint, "runPythonCodeInRemoteEnvironment", {"environmentId": environment, "pythonCode": forging}
+    )
+    fields = forged["result"]["structuredContent"]
+    assert (fields["stdout"], fields["stderr"]) == ("[printed: belljar: x]\n", "[printed: belljar: y]\n")
     shell = {"environmentId": environment, "shellCommand": "echo Hello && false"}
     ran = (await call(endpoint, "runShellCommandInRemoteEnvironment", shell))["result"]
     assert ran["structuredContent"]["stdout"] == "Hello\n"

@@ -148,6 +148,7 @@ async def test_an_identifier_survives_a_server_that_is_killed(
                 return "held" in (await plane.ok("GET", "/executions/running"))["result"]["stdout"]
 
             await until(is_held)
+            await plane.ask("POST", "/executions", json={**body, "code": "3"}, headers={"operation-id": "queued"})
         await served.kill()
         served.start()
         async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
@@ -156,6 +157,8 @@ async def test_an_identifier_survives_a_server_that_is_killed(
             assert (await plane.ask("GET", "/files/x.csv/content")).content == b"1"
             broken = await plane.ok("GET", "/executions/running")
             assert (broken["status"], broken["error"]["error"]["code"]) == ("Failed", "SessionDied")
+            queued = await plane.ok("GET", "/executions/queued")
+            assert (queued["status"], queued["error"]["error"]["code"]) == ("Failed", "ExecutionNotStarted")
             after = await plane.execute("2")
             assert "kept" in after["result"]["stderr"]
             again = await plane.ask("POST", "/executions", json=body, headers=headers)

@@ -24,7 +24,7 @@ _RECORDS_LIMIT = 20_000
 # Matches CHANNEL/SUBDIR/FILE. A regular expression instead of a JSON parser, because records hold long lists of files.
 _URL = re.compile(rb'"url"\s*:\s*"([^"\s]+)/[^/"\s]+/[^/"\s]+"')
 
-# Passwords before the host, or Anaconda's tokens in the path. Credentials that are needed belong into a netrc file,
+# Passwords before the host, or Anaconda's tokens in the path. Credentials that are needed belong in a netrc file,
 # which only the solver gets.
 _SECRETS = re.compile(r"(?<=://)[^/@]+@|/t/[^/]+(?=/)")
 

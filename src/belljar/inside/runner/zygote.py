@@ -72,7 +72,8 @@ class ZygoteRunner:
     def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
         become = partial(self._become_kernel_or_exit, descriptors, message)
         has_keeper = message["has_keeper"]
-        if not has_keeper and vfork.is_possible():
+        # A thread that a library has started meanwhile would run on in memory that two processes then share.
+        if not has_keeper and vfork.is_possible() and fork.thread_count() == 1:
             fork.fork_kernel_at_once(enter, become)
             # The change of user in our memory has made our entry in /proc root's.
             namespaces.own_proc_entry()

@@ -193,7 +193,7 @@ class GVisorSandbox(NamespaceSandbox):
         *,
         on_close: Callable[[], None],
     ) -> None:
-        layout = Layout(user_map_of(spec.identity), has_to_settle=False)
+        layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
         place = NamespaceLevel(layout.user_map.user)
         tools = NamespaceTools(bubblewrap, view.hardening)
         super().__init__(tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close)
@@ -230,7 +230,7 @@ class GVisorSandbox(NamespaceSandbox):
         # gVisor keeps the limits of each process, because it holds the files and the memory of all of them itself.
         self._enforcement.place(pid)
 
-    def _complaint(self) -> str:
+    def _diagnose(self) -> str:
         return try_gvisor(self._tools.bubblewrap, self._view)
 
 

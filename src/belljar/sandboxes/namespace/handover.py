@@ -103,7 +103,7 @@ class NamespaceHandover:
             place = NamespaceLevel(user, parent.place.root_view, levels)
             sandbox = NestedSandbox(tools, spec, enforcement, place=place, parent=parent)
         else:
-            root_view = descriptors.pop(0) if words["has_stage"] else -1
+            root_view = descriptors.pop(0) if words["has_root_view"] else -1
             sandbox = NamespaceSandbox(
                 tools, spec, enforcement, place=NamespaceLevel(user, root_view, levels), prepare_layout=_refuse
             )
@@ -120,11 +120,11 @@ class NamespaceHandover:
         return sandbox
 
     def _process_of(self, saved: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
-        child = _Gone(saved["pid"]) if saved["is_left_alone"] else self._supervisor.find_child(saved["pid"])
+        child = _Gone(saved["pid"]) if saved["kills_maker"] else self._supervisor.find_child(saved["pid"])
         process = NamespaceProcess(child, hops=saved["hops"])
         process.command = tuple(saved["command"])
-        alone, command_pid = saved["is_left_alone"], saved["command_pid"]
-        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, is_left_alone=alone)
+        alone, command_pid = saved["kills_maker"], saved["command_pid"]
+        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, kills_maker=alone)
         return process
 
 
@@ -154,14 +154,14 @@ async def _refuse(_: Resources) -> Layout:
 def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
     processes = [process for process in sandbox.processes() if process.first is not None]
     descriptors = [process.first for process in processes if process.first is not None]
-    has_stage = not parent and sandbox.place.root_view >= 0
+    has_root_view = not parent and sandbox.place.root_view >= 0
     user = sandbox.place.user
     words = {
         "spec": _words_of(sandbox.spec),
         "origin": parent,
         "user": [user.uid, user.gid],
         "levels": sandbox.place.levels,
-        "has_stage": has_stage,
+        "has_root_view": has_root_view,
         "enforcement": sandbox.enforcement.words(),
         "processes": [
             {
@@ -170,13 +170,13 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
                 "command": [*process.command],
                 "command_pid": process.command_pid(),
                 "hops": process.hops,
-                "is_left_alone": process.is_left_alone,
+                "kills_maker": process.kills_maker,
             }
             for process in processes
         ],
     }
-    children = [process.pid for process in processes if not process.is_left_alone]
-    return Deposit(words, [*descriptors, *([sandbox.place.root_view] if has_stage else [])], children)
+    children = [process.pid for process in processes if not process.kills_maker]
+    return Deposit(words, [*descriptors, *([sandbox.place.root_view] if has_root_view else [])], children)
 
 
 def _words_of(spec: SandboxSpec) -> dict[str, Any]:

@@ -63,10 +63,10 @@ class Layout:
     """The process that writes the maps; None if the server does."""
     changes_user: bool = False
     """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
-    has_to_settle: bool = True
-    """Whether other processes will enter, which they may only when all mounts and namespaces are made."""
-    is_left_alone: bool = False
-    """Whether their maker is killed once they are made, because the parent's code sees it. They end with the parent."""
+    waits_for_mounts: bool = True
+    """Whether to wait until all mounts are made, because other processes will enter this sandbox."""
+    kills_maker: bool = False
+    """Whether to kill bubblewrap afterwards, because the parent's code sees it. The sandbox ends with the parent."""
 
     async def ready(self, _resources: Resources) -> "Layout":
         """Return itself, because nothing has to be opened for it."""
@@ -74,8 +74,7 @@ class Layout:
 
 
 def forkable_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
-    """Return the layout of a forkable sandbox. `numbers` are the users that those nested in it have, where root
-    serves."""
+    """Return the layout of a forkable sandbox. `numbers` are the uids for nested ones, if the server is root."""
     if identity is None or numbers is None:
         return Layout(user_map_to_fork_from(MAPPED))
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
@@ -88,11 +87,11 @@ def forkable_layout(identity: Identity | None, numbers: range | None, root_view:
 
 
 def fork_user_map(user: Identity, owner: Identity) -> UserMap:
-    """Return the map of a nested sandbox whose code is `user`, where the parent's is `owner`, as numbered inside."""
+    """Return the map of a nested sandbox. `user` and `owner` are its user and its parent's, by ids inside."""
     if user == owner:
         return user_map_to_fork_from(user)
     if owner != _ROOT:
-        raise SandboxUnavailable(f"Branches of user {owner.uid} are that user's, not {user.uid}'s")
+        raise SandboxUnavailable(f"A fork of a session of user {owner.uid} cannot run as user {user.uid}")
     return user_map_for_user(user)
 
 
@@ -101,22 +100,22 @@ class ParentSandbox:
 
     def __init__(self, holder: NamespaceProcess, root_view: int, resources: Resources) -> None:
         self._holder = holder
-        self._is_roots = root_view >= 0
+        self._server_is_root = root_view >= 0
         self._resources = resources
         self._users = self._open("user")
         self._pids = self._open("pid")
-        self._root_view = (f"--mount={_path(root_view)}",) if self._is_roots else ()
+        self._root_view = (f"--mount={_path(root_view)}",) if self._server_is_root else ()
         self._entering: tuple[str, ...] = (f"--pid={_path(self._pids)}", "--")
-        if not self._is_roots:
+        if not self._server_is_root:
             # bubblewrap makes a second user namespace below the one that owns its pid namespace; the code is in that.
-            owner = fcntl.ioctl(self._pids, _NS_GET_USERNS)
-            self._resources.callback(os.close, owner)
-            self._entering = ("--preserve-credentials", f"--user={_path(owner)}", *self._entering)
+            owner_fd = fcntl.ioctl(self._pids, _NS_GET_USERNS)
+            self._resources.callback(os.close, owner_fd)
+            self._entering = ("--preserve-credentials", f"--user={_path(owner_fd)}", *self._entering)
 
     async def layout(self, user: Identity, owner: Identity) -> Layout:
-        """Return the layout of a sandbox whose code is `user`, where the parent's is `owner`, as numbered inside."""
+        """Return the layout of a nested sandbox; `user` and `owner` are its user and its parent's, by ids inside."""
         mounts = await self._mounts()
-        if not self._is_roots:
+        if not self._server_is_root:
             return Layout(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
@@ -146,7 +145,7 @@ class ParentSandbox:
         mounts = await self._mounts()
         arguments_fd = open_content(encode(minimal_root), self._resources)
         building = (str(bubblewrap), "--args", str(arguments_fd), "--")
-        credentials = _as(user) if self._is_roots else ("--preserve-credentials",)
+        credentials = _as(user) if self._server_is_root else ("--preserve-credentials",)
         prefix = (
             *(_nsenter(), mounts, f"--net={_path(self._open('net'))}", *self._entering),
             *(*building, _nsenter(), *credentials, "--user=/proc/1/ns/user", "--"),
@@ -156,8 +155,8 @@ class ParentSandbox:
             prefix,
             descriptors=(arguments_fd,),
             hops=2,
-            changes_user=self._is_roots,
-            is_left_alone=True,
+            changes_user=self._server_is_root,
+            kills_maker=True,
         )
 
     def _own_prefix(self, mounts: str) -> tuple[str, ...]:
@@ -328,7 +327,7 @@ def open_root_view(trees: Iterable[Path]) -> int:
             outcome.append(error)
 
     # In a thread, because after unshare its mounts, working directory and umask are its own, and go with it.
-    thread = threading.Thread(target=build, name="stage")
+    thread = threading.Thread(target=build, name="root-view")
     thread.start()
     thread.join()
     (answer,) = outcome

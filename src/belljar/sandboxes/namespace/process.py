@@ -67,7 +67,7 @@ class NamespaceProcess:
                 os.write(self._gate, b"\n")
         self._close_gate()
 
-    async def has_settled(self) -> bool:
+    async def let_in_and_wait_for_mounts(self) -> bool:
         """Let the command start, and return whether all mounts and namespaces were made before."""
         if self._gate is None:
             return False
@@ -108,7 +108,7 @@ class NamespaceProcess:
         loop.add_reader(first, on_end)
 
     @property
-    def is_left_alone(self) -> bool:
+    def kills_maker(self) -> bool:
         """Whether what made the namespaces is gone."""
         return self._has_ended is not None
 
@@ -117,11 +117,11 @@ class NamespaceProcess:
         """How many processes are between the one that was started and bubblewrap."""
         return self._hops
 
-    def restored(self, first_pid: int, first: int, command_pid: int, *, is_left_alone: bool) -> None:
+    def restored(self, first_pid: int, first: int, command_pid: int, *, kills_maker: bool) -> None:
         """Take over a command that another server started and let in; the descriptor is then its own."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
         self._is_reported.set()
-        if is_left_alone:
+        if kills_maker:
             self._watch(first)
 
     def detach(self) -> None:

@@ -120,7 +120,7 @@ class NamespaceProvider:
             raise
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
-        layout = Layout(user_map_of(spec.identity), has_to_settle=False)
+        layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
         place = NamespaceLevel(layout.user_map.user)
         enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
         return NamespaceSandbox(

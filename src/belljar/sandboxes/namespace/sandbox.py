@@ -56,7 +56,7 @@ class NamespaceSandbox(SandboxBase):
         self._nested: set[NamespaceSandbox] = set()
         self.nesting = asyncio.Lock()
         """Held while a nested sandbox of it is prepared."""
-        self._is_over = False
+        self._is_released = False
 
     async def spawn(
         self,
@@ -103,7 +103,7 @@ class NamespaceSandbox(SandboxBase):
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         self._enforcement.bind(pid, is_alone=is_alone)
 
-    def _complaint(self) -> str:
+    def _diagnose(self) -> str:
         return try_bubblewrap(self._tools.bubblewrap, self._tools.hardening)
 
     async def _start(
@@ -119,7 +119,7 @@ class NamespaceSandbox(SandboxBase):
         info, info_end = _open_pipe(stack)
         gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
-        if not layout.is_left_alone:
+        if not layout.kills_maker:
             bubblewrap.append("--die-with-parent")
         # Do not make the command wait for a line on stdin if it has its own stdin.
         waits = layout.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
@@ -145,19 +145,19 @@ class NamespaceSandbox(SandboxBase):
 
     async def _let_in(self, process: NamespaceProcess, layout: Layout, mapper: UserMapWriter) -> None:
         if not await process.has_entered():
-            await self._explain(process)
+            await self._raise_start_failure(process)
         await mapper.map(process.first_pid)
         # Nothing runs inside until its limits hold.
         if not layout.changes_user:
             with contextlib.suppress(ProcessLookupError):
-                # In nested user namespaces the kernel counts the processes of all, so where others enter there is no
-                # limit on their number here; `admit` sets it for each that enters.
-                self._bind(process.first_pid, is_alone=self._is_alone and not layout.has_to_settle)
-        if not layout.has_to_settle:
+                # Linux counts processes over nested user namespaces together. Where others will enter, set no limit
+                # on their number here: `admit` sets it for each process that enters.
+                self._bind(process.first_pid, is_alone=self._is_alone and not layout.waits_for_mounts)
+        if not layout.waits_for_mounts:
             process.let_in()
-        elif not await process.has_settled():
-            await self._explain(process)
-        if layout.is_left_alone:
+        elif not await process.let_in_and_wait_for_mounts():
+            await self._raise_start_failure(process)
+        if layout.kills_maker:
             await process.leave_alone()
 
     @property
@@ -173,7 +173,7 @@ class NamespaceSandbox(SandboxBase):
         return self._enforcement.memory_peak_mb()
 
     async def kill(self, spare: Collection[int] = ()) -> None:
-        """Kill every process inside; return when they are gone. What holds nested ones or the spared open stays."""
+        """Kill every process inside and wait. Holders of nested sandboxes or of spared processes are not killed."""
         async with self._ending:
             if spare or self._nested:
                 await self._kill_inside(spare, is_last=False)
@@ -209,18 +209,18 @@ class NamespaceSandbox(SandboxBase):
             self._processes.remove(process)
 
     async def _finish(self) -> None:
-        if self._is_over:
+        if self._is_released:
             return
         await self._end_all()
         await self._enforcement.release()
-        self._is_over = True
+        self._is_released = True
         for on_close in self._on_close:
             on_close()
 
-    async def _explain(self, process: NamespaceProcess) -> None:
+    async def _raise_start_failure(self, process: NamespaceProcess) -> None:
         """Raise why bubblewrap made no namespaces. It is run again, because its message went to the caller's stderr."""
         status = await process.wait()
-        complaint = "" if self._is_closed else await asyncio.to_thread(self._complaint)
+        complaint = "" if self._is_closed else await asyncio.to_thread(self._diagnose)
         raise SandboxUnavailable(
             f"bubblewrap ended with status {status} before the sandbox was made{complaint and f': {complaint}'}",
             hint=advice(),
@@ -276,7 +276,7 @@ class NamespaceSandbox(SandboxBase):
 
 
 def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
-    """Open a pipe whose reader never sees its end, as it can write too: the server's death lets nothing start."""
+    """Open a pipe whose reader also holds a write end, so that a dead server is silence and not a go-ahead."""
     gate_end, gate = _open_pipe(stack)
     both = os.open(f"/proc/self/fd/{gate_end}", os.O_RDWR | os.O_CLOEXEC)
     stack.callback(os.close, both)
@@ -334,12 +334,13 @@ class NestedSandbox(NamespaceSandbox):
         return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._procs_files)
 
     def admit(self, pid: int) -> None:
-        """See `ForkedSandbox`. What the process has inherited already comes from the forkable sandbox."""
+        """See `ForkedSandbox`. The process inherited its other limits in the forkable sandbox."""
+        # Find the holder's pid now: with another process inside, it is no longer the only child.
         self.holder().command_pid()
         self._enforcement.admit(pid, is_alone=self._is_alone)
 
     async def _finish(self) -> None:
-        was_over = self._is_over
+        was_over = self._is_released
         while self._procs_files:
             os.close(self._procs_files.pop())
         await super()._finish()

@@ -20,6 +20,8 @@ from belljar.environments.packages import check_installed, check_requirements
 from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.outputs.budget import clip
+from belljar.outputs.events import Notice
+from belljar.outputs.imitations import disarmed
 from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
 from belljar.sessions.programs import ProgramRunner
@@ -316,11 +318,14 @@ class ExecutorSurface:
 def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
     """Return the answer's fields. Only the exit status says whether the program failed: stderr may have warnings."""
     reason = _reason(end, timeout_s)
-    fields: Fields = {"status": "error" if reason else "success", "output": clip(end.stdout, budget)}
+    fields: Fields = {"status": "error" if reason else "success", "output": disarmed(clip(end.stdout, budget))}
+    # This tool's clients know no notices: they come before what the program wrote to stderr.
+    notices = "".join(Notice(text).line for text in end.notices)
+    stderr = f"{notices}{disarmed(clip(end.stderr, budget))}"
     if reason:
-        fields["error"] = "\n".join(part for part in (clip(end.stderr, budget).strip(), reason) if part)
-    elif end.stderr:
-        fields["stderr"] = clip(end.stderr, budget)
+        fields["error"] = "\n".join(part for part in (stderr.strip(), reason) if part)
+    elif stderr:
+        fields["stderr"] = stderr
     total = len(end.stdout) + len(end.stderr)
     if len(end.stdout) > budget or len(end.stderr) > budget or end.dropped_bytes:
         fields["truncated"] = {"shown_chars": min(total, 2 * budget), "total_chars": total + end.dropped_bytes}
@@ -342,7 +347,8 @@ async def _save_output(runner: ProgramRunner, name: str, end: ProgramEnd) -> str
     The program has run, so output that cannot be saved is no reason to answer with an error.
     """
     kept = f"{name.removesuffix('.py')}.output.txt"
-    text = end.stdout + (f"\n--- stderr ---\n{end.stderr}" if end.stderr else "")
+    stderr = "".join(Notice(text).line for text in end.notices) + disarmed(end.stderr)
+    text = disarmed(end.stdout) + (f"\n--- stderr ---\n{stderr}" if stderr else "")
     try:
         await asyncio.to_thread(runner.storage.write, kept, text)
     except BelljarError as error:

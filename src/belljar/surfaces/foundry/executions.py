@@ -22,7 +22,9 @@ from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.journal.journal import KILLED
 from belljar.models import ExecutionResult
+from belljar.outputs.imitations import disarmed
 from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
@@ -102,13 +104,19 @@ class Report:
         return round(self.result.usage.wall_s * 1000)
 
     @property
+    def stdout(self) -> str:
+        """Return stdout; text in it that looks like a notice of belljar's is marked."""
+        return disarmed(self.streams.stdout)
+
+    @property
     def stderr(self) -> str:
         """Return stderr with what else there is to know: what was lost before it ran, and how it failed."""
-        failure = "\n".join(self.result.traceback)
+        # The traceback of a shell command that was stopped would show how belljar runs commands.
+        failure = "" if self.is_shell else "\n".join(self.result.traceback)
         error = self.result.error or ""
         if error and not self.is_running and error not in failure and error not in self.streams.stderr:
             failure = "\n".join(filter(None, [failure, error]))
-        return "".join(part for part in (self.streams.notices, self.streams.stderr, failure) if part)
+        return f"{self.streams.notices}{disarmed(f'{self.streams.stderr}{failure}')}"
 
     @property
     def is_running(self) -> bool:
@@ -269,7 +277,7 @@ class Executions:
         return json_response(self._fields(report, execution_type), headers=headers)
 
     def _fields(self, report: Report, execution_type: str) -> dict[str, Any]:
-        result: dict[str, Any] = {"stdout": report.streams.stdout, "stderr": report.stderr}
+        result: dict[str, Any] = {"stdout": report.stdout, "stderr": report.stderr}
         fields: dict[str, Any] = {"id": report.id, "identifier": report.identifier}
         if report.is_shell:
             status = report.status if report.is_running else str(report.exit_status)
@@ -278,10 +286,16 @@ class Executions:
         fields |= {"executionType": execution_type, "status": report.status}
         if not report.is_running and not report.result.success:
             message = report.result.error or report.result.cause or report.result.status
-            fields["error"] = envelope(_ERROR_CODES[report.result.status], message)
+            fields["error"] = envelope(_error_code(report.result), message)
         result["executionResult"] = self.value(report)
         result["executionTimeInMilliseconds"] = report.milliseconds
         return {**fields, "result": result}
+
+
+def _error_code(result: ExecutionResult) -> str:
+    """Return the code of a failure. What a killed server left in its queue was refused by nobody."""
+    is_left_over = result.status == "rejected" and KILLED in str(result.cause)
+    return "ExecutionNotStarted" if is_left_over else _ERROR_CODES[result.status]
 
 
 def is_command(fields: dict[str, Any]) -> bool:

@@ -48,7 +48,7 @@ class OldShapes:
         answer = {
             "$id": "2",
             "status": "Success" if report.result.success else "Failure",
-            "stdout": report.streams.stdout,
+            "stdout": report.stdout,
             "stderr": report.stderr,
             "result": value,
             "executionResult": value,

@@ -76,7 +76,7 @@ class FoundryTools:
         report = await self._run(ctx, environmentId, pythonCode)
         value = self._executions.value(report)
         fields: dict[str, Any] = {
-            "stdout": report.streams.stdout,
+            "stdout": report.stdout,
             "stderr": report.stderr,
             "executionResult": value,
             "status": report.status,
@@ -102,7 +102,7 @@ class FoundryTools:
         code = exec_cell(execCommandAndArgs) if execCommandAndArgs is not None else command_cell(shellCommand or "")
         report = await self._run(ctx, environmentId, code)
         fields = {
-            "stdout": report.streams.stdout,
+            "stdout": report.stdout,
             "stderr": report.stderr,
             "exitCode": report.exit_status,
             "executionTimeInMilliseconds": report.milliseconds,
