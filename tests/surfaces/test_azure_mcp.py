@@ -133,6 +133,7 @@ async def test_files_are_listed_and_saved_on_the_users_machine(url: str, runtime
         for name in ("../up", "/etc/passwd", "missing.csv", "sub"):
             refused = await client.call_tool("download_file", {"file_name": name})
             assert refused.is_error, name
+            assert session_of(text_of(refused)) == session_of(listed)
 
 
 def _saved_to(answer: CallToolResult) -> str:

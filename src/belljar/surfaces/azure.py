@@ -7,13 +7,15 @@ client can pass it back.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult, ContentBlock, TextContent
 from pydantic import Field
 
-from belljar.errors import SessionNotFound
+from belljar.errors import BelljarError, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
@@ -85,7 +87,8 @@ class AzureSurface:
         """Run Python. Variables, imports and files stay for the next call; `No output` means that it ran silently."""
         cell = make_cell(self._settings, code, allow_input=can_ask(ctx))
         session = await self._session(ctx, session_id)
-        execution = session.submit(cell)
+        with _naming(session):
+            execution = session.submit(cell)
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
             while not execution.is_finished:
                 if (question := await follow(execution, ctx, 3_600)) is not None:
@@ -103,7 +106,8 @@ class AzureSurface:
     async def list_files(self, ctx: Ctx, session_id: OptionalSession = "") -> Answer:
         """The files in /mnt/data, one path a line."""
         session = await self._session(ctx, session_id)
-        page = await asyncio.to_thread(Workspace(session.folders.workspace).list_page, "", "", LISTED)
+        with _naming(session):
+            page = await asyncio.to_thread(Workspace(session.folders.workspace).list_page, "", "", LISTED)
         lines = [entry.name for entry in page.entries]
         if page.rest or not page.is_complete:
             lines.append(f"[{page.rest or 'perhaps'} more: list them with code, like os.listdir('/mnt/data')]")
@@ -118,10 +122,11 @@ class AzureSurface:
     ) -> Answer:
         """Save a file of the session on the user's machine."""
         session = await self._session(ctx, session_id)
-        content = await asyncio.to_thread(session.workspace.read, file_name, self._settings.max_upload_bytes)
-        file = file_reference(session.id, "/".join(session.workspace.check_name(file_name)), len(content))
-        folder = self._settings.download_directory
-        saved = await asyncio.to_thread(save_download, folder, session.id, file.name, content)
+        with _naming(session):
+            content = await asyncio.to_thread(session.workspace.read, file_name, self._settings.max_upload_bytes)
+            file = file_reference(session.id, "/".join(session.workspace.check_name(file_name)), len(content))
+            folder = self._settings.download_directory
+            saved = await asyncio.to_thread(save_download, folder, session.id, file.name, content)
         text = f"{file.name} ({file.mime_type}, {file.size:,} bytes), saved to {saved}\n{_named(session.id)}"
         blocks = [embedded(file, content)] if len(content) <= EMBEDDED_LIMIT_BYTES else []
         return CallToolResult(content=[TextContent(type="text", text=text), *blocks])
@@ -166,6 +171,16 @@ def _told(result: ExecutionResult, notices: str) -> str:
     note = f"note:\n{notices.strip(chr(10))}" if notices.strip() else ""
     body = "\n".join(filter(None, [said, note]))
     return f"{body or 'No output'}\n{_named(result.session_id)}"
+
+
+@contextmanager
+def _naming(session: Session) -> Generator[None]:
+    """Name the session in what is refused, because a client learns its current session from answers alone."""
+    try:
+        yield
+    except BelljarError as error:
+        error.hint = "\n".join(filter(None, [error.hint, _named(session.id)]))
+        raise
 
 
 def _named(session_id: str) -> str:
