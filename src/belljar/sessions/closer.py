@@ -101,9 +101,12 @@ class SessionCloser:
         self._changes.publish("session", "gone", session.id, session.principal)
         log.info("session %s %s", session.id, end, extra=about(session))
 
-    async def retire(self, session: Session, end: str) -> None:
-        """Hibernate a session, or close it where hibernation is off or nothing would be missed."""
-        if not self._settings.hibernate or session.is_blank():
+    async def retire(self, session: Session, end: str, *, is_expected: bool = False) -> None:
+        """Hibernate a session, or close it where hibernation is off or nothing would be missed.
+
+        With `is_expected` somebody will use its id later, also if it has run nothing yet.
+        """
+        if not self._settings.hibernate or (session.is_blank() and not is_expected):
             await self.close(session, end)
             return
         self._sessions.pop(session.id, None)

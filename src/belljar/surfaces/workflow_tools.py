@@ -166,7 +166,8 @@ class WorkflowTools:
         asked: set[str] = set()
         while True:
             info = self._workflows.show(run_id, principal)
-            if info.state in (*ENDED, "interrupted"):
+            is_left = info.state == "interrupted" and not self._workflows.is_orphan(run_id, principal)
+            if info.state in ENDED or is_left:
                 break
             questions = [each for each in self._workflows.questions(run_id, principal) if each[0] not in asked]
             if questions and can_ask(ctx):

@@ -253,7 +253,8 @@ class Workflows:
         ids = {run.record.session_id, *(row.session_id for rows in run.log.values() for row in rows)}
         for session in self._sessions.of(run.record.principal):
             if session.id in ids and session.is_idle and self._settings.hibernate:
-                await self._sessions.closer.retire(session, f"its run {run.id} waits for a person")
+                # A run that asks before its first cell has a session that has run nothing.
+                await self._sessions.closer.retire(session, f"its run {run.id} waits for a person", is_expected=True)
         self._records.release(run.id)
 
     # Answers
@@ -375,6 +376,11 @@ class Workflows:
         """Return the state of a run as of now: one whose server has died is interrupted."""
         is_driven = record.id in self._live or (record.server and self._is_living(record.server))
         return "interrupted" if record.state == "running" and not is_driven else record.state
+
+    def is_orphan(self, run_id: str, principal: str) -> bool:
+        """Return whether the server of a run has died, so that another one goes on with it soon."""
+        record = self._find(run_id, principal)
+        return record.state == "running" and self.state_of(record) == "interrupted"
 
     def _find(self, run_id: str, principal: str) -> RunRecord:
         record = self._records.find(run_id)
