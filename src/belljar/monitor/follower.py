@@ -26,8 +26,8 @@ from belljar.sessions.changes import ChangeLog
 _TEXT = ("stdout", "stderr", "notice")
 _EVENTS = 500
 _ROWS = 20
-# Nobody reads several cells in a tenth of a second; told together, they cost a page one layout instead of many.
-_MANY_CELLS_INTERVAL_S = 0.25
+# Nobody reads several cells in half a second; told together, they cost a page one layout instead of many.
+_MANY_CELLS_INTERVAL_S = 0.5
 _TAIL_INTERVAL_S = 0.25
 # Look this often even without a published change, in case one was missed.
 _LOOK_S = 5.0
