@@ -5,16 +5,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked_sandboxes import ForkedSandboxes, SandboxedProcess
+from forked_sandboxes import ForkedSandboxes, SandboxedProcess, nesting_provider
 from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Identity
+from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Identity, Limits
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace import fork_trial, hardening
 from belljar.sandboxes.namespace import namespaces as places
@@ -460,6 +461,20 @@ async def test_as_deep_as_is_allowed_works(forks: ForkedSandboxes) -> None:
     with pytest.raises(SandboxUnavailable, match=f"Linux nests {places.MOST_LEVELS}"):
         await forks.nested(sandboxed)
     assert await sandboxed.ask("answer = 1") == 1
+
+
+async def test_sessions_whose_folders_are_not_below_tmp_are_forked_too() -> None:
+    """Folders of the tests are below /tmp, those of users are not."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o711)
+        forks = ForkedSandboxes(nesting_provider(), Path(folder), Limits())
+        try:
+            one = await forks.nested(await forks.parent())
+            await one.ask("kept = 1")
+            clone = await forks.nested(one)
+            assert await clone.ask("answer = kept") == 1
+        finally:
+            await forks.aclose()
 
 
 async def test_an_ordinary_sandbox_cannot_be_nested_in(forks: ForkedSandboxes) -> None:

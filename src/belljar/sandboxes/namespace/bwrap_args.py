@@ -240,6 +240,8 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
         *_TO_ENTER,
         *_system(),
         *("--bind", "/proc", "/proc", "--dev", "/dev"),
+        # The bubblewrap within puts its new root together there, whether or not anything shown lies below it.
+        *_open_folder(Path("/tmp")),  # noqa: S108 - a path inside
         *_files({}),
         *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
         *_shown(own, "--bind"),
