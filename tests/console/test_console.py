@@ -279,6 +279,22 @@ async def test_a_cell_that_has_ended_when_the_page_hears_of_it_comes_whole(place
             assert 'id="end-' in html
 
 
+async def test_a_display_of_an_earlier_cell_is_updated_by_one_that_has_ended(place: Place) -> None:
+    session_id = await place.agent.new_session()
+    async with place.operator() as browser:
+        await place.agent.execute(
+            "shown = display({'text/html': '<b>before</b>'}, raw=True, display_id=True)", session_id
+        )
+        await place.agent.execute("shown.update({'text/html': '<b>after</b>'}, raw=True)", session_id)
+        done: list[str] = []
+        async with events(browser, f"/console/stream?page=session:{session_id}&after=") as happened:
+            async for event in happened:
+                done.append(event["data"]["do"])
+                if done.count("cell") == 2:
+                    break
+        assert "update" in done
+
+
 async def test_looking_does_not_use_a_session(place: Place) -> None:
     session_id = await place.agent.new_session()
     session = place.runtime.sessions.look_up(session_id)

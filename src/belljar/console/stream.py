@@ -262,6 +262,10 @@ class SessionPageStream:
                 await self._pages.probe.look(self._access, item.execution_id, [item.output])
                 steps = self._cell.add(item.output)
                 if self._is_held:
+                    # What it changes in displays of earlier cells is on the page already, and not part of this cell.
+                    for step in steps:
+                        if step.kind == "update":
+                            yield self._step(step, item.execution_id, "")
                     return
                 for place, step in enumerate(steps):
                     # Only the last step of an event completes it: a page that comes back gets all of it or nothing.

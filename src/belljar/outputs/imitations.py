@@ -1,7 +1,7 @@
 """Marks text of a session that looks like words of belljar's own, so that no reader takes it for them.
 
 Notices of belljar stand in brackets among a cell's output, `[belljar: …]`, and a line of the same kind ends the text
-that a model reads, `[ok | session_id: … | execution_id: …]`. Code can print both. Whoever shows a session's text beside
+that a model reads, `[ok | session_id: …]`. Code can print both. Whoever shows a session's text beside
 notices passes the text, and only the text, through this module: `[belljar: …]` then reads `[printed: belljar: …]`.
 
 Letters of other alphabets that look the same, invisible characters and colours between the letters do not help.

@@ -57,7 +57,8 @@ class StateTools:
 
 def _fork_text(fork: SessionFork, at: str | int) -> str:
     is_count = isinstance(at, int) or at.isdecimal()
-    when = f" as it was {at} executions ago" if is_count else f" as it was before execution {at}" if at else ""
+    ago = "1 execution ago" if at == "1" else f"{at} executions ago"
+    when = f" as it was {ago}" if is_count else f" as it was before execution {at}" if at else ""
     lines = [
         f"session_id: {fork.session_id}",
         f"Forked from session {fork.origin}{when}; files are copied. Variables: {_listed(fork.variables)}.",
