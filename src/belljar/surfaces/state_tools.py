@@ -57,7 +57,7 @@ class StateTools:
 
 def _fork_text(fork: SessionFork, at: str | int) -> str:
     is_count = isinstance(at, int) or at.isdecimal()
-    ago = "1 execution ago" if at == "1" else f"{at} executions ago"
+    ago = "1 execution ago" if str(at) == "1" else f"{at} executions ago"
     when = f" as it was {ago}" if is_count else f" as it was before execution {at}" if at else ""
     lines = [
         f"session_id: {fork.session_id}",
