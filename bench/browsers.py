@@ -13,7 +13,7 @@ from playwright.async_api import Browser, BrowserContext, CDPSession, Page, asyn
 
 from bench.registries import Unreachable
 
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 QUIET_S = 1.0
 """A page has loaded when nothing has arrived for so long."""
 LOOK_S = 0.02
@@ -119,8 +119,8 @@ async def timed(context: BrowserContext, url: str, selector: str, *, is_settled:
         await page.add_init_script(f"(() => {{ {script} }})()")
         session = await context.new_cdp_session(page)
         traffic = await _counted(session)
-        await page.goto(url, wait_until="commit", timeout=PATIENCE_S * 1000)
-        async with asyncio.timeout(PATIENCE_S):
+        await page.goto(url, wait_until="commit", timeout=TIMEOUT_S * 1000)
+        async with asyncio.timeout(TIMEOUT_S):
             while (readable_ms := await page.evaluate("() => globalThis.readableAt ?? 0")) == 0:
                 await asyncio.sleep(LOOK_S)
             if not is_settled:

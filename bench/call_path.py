@@ -26,7 +26,7 @@ from bench.stage import Stage, open_stage
 
 ROOT = Path(belljar.__file__).parent
 REPEATS = 5
-MOST_FILES = 40
+MAX_FILES = 40
 """The most files that `1+1` in a warm session may pass, so that a newcomer can still read the way."""
 # Frames of their own in some versions of Python only.
 UNCOUNTED = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
@@ -120,7 +120,7 @@ async def _open_session(stage: Stage, servers: Mapping[str, object]) -> AsyncGen
     settings = stage.settings().model_copy(update={"mcp_servers": servers})
     async with open_runtime(settings) as runtime, Client(build_server(runtime, ["interpreter"])) as client:
         if runtime.toolbox is not None:
-            await runtime.toolbox.ready()
+            await runtime.toolbox.wait_until_ready()
         yield WarmSession(runtime, client, await new_session(client))
 
 
@@ -150,9 +150,9 @@ def main() -> int:
     print(f"{'call':<14}{'files':>7}{'classes':>9}{'functions':>11}")
     for name, passed in counts.items():
         print(f"{name:<14}{len(passed.files):>7}{len(passed.classes):>9}{len(passed.functions):>11}")
-    is_long = len(counts["1+1"].files) > MOST_FILES
+    is_long = len(counts["1+1"].files) > MAX_FILES
     if is_long:
-        print(f"1+1 passes more than {MOST_FILES} files: merge some, or enter fewer where there is nothing to do there")
+        print(f"1+1 passes more than {MAX_FILES} files: merge some, or enter fewer where there is nothing to do there")
     for name, passed in counts.items() if arguments.files or arguments.functions else ():
         print(f"\n{name}")
         for file in passed.files:

@@ -18,7 +18,7 @@ from mcp import Client
 from playwright.async_api import Browser
 
 from bench import tasks
-from bench.browsers import LINES, PATIENCE_S, Opening, line_ages, open_browser, open_context, signed_in, timed
+from bench.browsers import LINES, TIMEOUT_S, Opening, line_ages, open_browser, open_context, signed_in, timed
 from bench.figures import Figure, Round, paired, percentile
 from bench.jupyterlabs import open_jupyterlab
 from bench.notebooks import (
@@ -124,7 +124,7 @@ async def _opened_in_turns(scene: Scene, session_id: str, long_id: str, lab: str
         taken.peer.append((await theirs("cells.ipynb")).readable_s)
         taken.ours.append((await scene.opened(session_id)).readable_s)
     long_ours, long_peer = await scene.opened(long_id, is_settled=True), None
-    with contextlib.suppress(TimeoutError):  # it is not readable within `PATIENCE_S` on a busy machine
+    with contextlib.suppress(TimeoutError):  # it is not readable within `TIMEOUT_S` on a busy machine
         long_peer = await theirs("lines.ipynb", is_settled=True)
     note = f"peer: JupyterLab; n={len(taken.ours)}"
     return [
@@ -152,7 +152,7 @@ def _first_load(ours: Opening) -> Figure:
 
 def _heap(ours: Opening, peer: Opening | None) -> Figure:
     what, theirs = f"script heap, a cell of {LINES_COUNT:,} lines", peer.heap_bytes / 1e6 if peer else None
-    note = "peer: the saved notebook" if peer else f"JupyterLab: not readable after {PATIENCE_S:.0f} s"
+    note = "peer: the saved notebook" if peer else f"JupyterLab: not readable after {TIMEOUT_S:.0f} s"
     return Figure(NAME, what, "MB", ours.heap_bytes / 1e6, theirs, HEAP_TARGET, note=note)
 
 

@@ -89,7 +89,10 @@ def paired(
         found.append(Figure(measurement, f"{what}, p99", "ms", own, percentile(all_peer, 99) * 1000))
         if tail is not None:
             middle = statistics.median(all_ours) * 1000
-            found.append(Figure(measurement, f"{what}, p99 against p50", "ms", own, middle, tail, note="both ours"))
+            # The peer's own tail says how much of ours is the machine's and the transport's.
+            theirs = percentile(all_peer, 99) / statistics.median(all_peer)
+            note = f"both ours; the peer's own is {theirs:.1f}×"
+            found.append(Figure(measurement, f"{what}, p99 against p50", "ms", own, middle, tail, note=note))
     return found
 
 

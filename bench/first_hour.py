@@ -27,7 +27,7 @@ from bench.tokens import count_tokens
 
 NAME = "first-hour"
 TARGET = 0.5
-_PATIENCE_S = 200.0
+_TIMEOUT_S = 200.0
 _LINE_BYTES = 16 * 1024 * 1024
 _FRAME = """import pandas as pd, numpy as np
 df = pd.DataFrame({'city': list('abcdefgh'), 'n': range(8), 'x': np.linspace(0, 1, 8)})"""
@@ -109,7 +109,7 @@ async def _first_call(folder: Path, proxy: dict[str, str]) -> _FirstCall:
         limit=_LINE_BYTES,
     )
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await _send(process, "initialize", 0, _HELLO)
             await _answer(process, 0, taken, began)
             taken.initialized = time.perf_counter() - began

@@ -21,7 +21,7 @@ async def measure(stage: Stage) -> list[Figure]:
         }
         await _cold_ipykernel(stage)
         for runtime in runtimes.values():
-            await runtime.starter.is_warm("default")
+            await runtime.starter.wait_until_warm("default")
             await _new_session(runtime)
         for _ in stage.rounds(stage.pick(8, 3), within_s=stage.pick(30, 6)):
             peer = await _cold_ipykernel(stage)

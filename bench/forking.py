@@ -20,11 +20,10 @@ from bench.figures import Figure, Round, paired, percentile
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.one_plus_one import taken_in_turns
 from bench.processes import ProcessorTime, command_line, descendants, processor_time, proportional_mb
-from bench.servers import belljar_command, open_stdio
+from bench.servers import belljar_command, open_stdio, warm_session
 from bench.stage import Stage
 
 CELL = "import numpy, pandas, matplotlib.pyplot\n1+1"
-IS_FORKED = "int('zygote' in __import__('sys').orig_argv) + 1"
 HOLD_500_MB = "import numpy\nheld = numpy.ones(500_000_000 // 8)\n1+1"
 ON_DEMAND_TARGET = 40.0
 POOL_TARGET = 100.0
@@ -33,7 +32,7 @@ CLONE_TARGET_MS = 100.0
 CLONE_TARGET_MB = 25.0
 SESSIONS_TARGET = 40.0
 KEPT_TARGET_MB = 3.0
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ROOM = {"BELLJAR_MAX_SESSIONS": "400"}
 SERVERS: dict[str, dict[str, str]] = {
     "cold": {"BELLJAR_FORK_START": "false"},
@@ -54,10 +53,10 @@ class Server:
 
     async def run(self, code: str, session_id: str = "") -> str:
         """Run a cell that gives 2; the session it ran in."""
-        told = await self.call("execute_code", code=code, session_id=session_id)
-        if told.get("result") != "2":
-            raise RuntimeError(f"execute_code answered {told}")
-        return str(told["session_id"])
+        result = await self.call("execute_code", code=code, session_id=session_id)
+        if result.get("result") != "2":
+            raise RuntimeError(f"execute_code answered {result}")
+        return str(result["session_id"])
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """A tool's structured answer."""
@@ -71,13 +70,8 @@ class Server:
         await asyncio.gather(*(self.call("clear_session", session_id=session) for session in sessions))
 
     async def become_warm(self) -> None:
-        """Until a new session is a fork; each that is not waits for its own cold start, so nothing spins."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                told = await self.call("execute_code", code=IS_FORKED)
-                await self.clear(str(told["session_id"]))
-                if told["result"] == "2":
-                    return
+        """Until a new session is a fork."""
+        await self.clear(await warm_session(self.client))
 
     def memory_mb(self) -> float:
         """PSS of everything below the server: what its sessions hold together, shared pages counted once."""
@@ -215,7 +209,7 @@ async def _clone(stage: Stage, server: Server) -> list[Figure]:
 
 async def _rewind(stage: Stage, server: Server) -> Figure:
     session = await server.run(HOLD_500_MB)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         # Cells within a tenth of a second share a checkpoint: there may be none after the first one yet.
         while await _undone(server, session, "1+1") is None:
             pass

@@ -27,7 +27,7 @@ from bench.stage import Stage
 SPEED_TARGET = 0.98
 ON_DEMAND_TARGET = 12.0
 CONTEXT_TARGET = 100.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 # Ten timed products of 8192×8192 matrices in bf16 after three that warm up, in TFLOP/s.
 PRODUCT = """
@@ -160,11 +160,11 @@ async def _first_tensors(stage: Stage, python: str, variables: Mapping[str, str]
         for _ in range(stage.pick(8, 4)):
             await asyncio.sleep(3)  # the pool is filled again
             began = time.perf_counter()
-            told = await _run(client, FIRST_TENSOR)
+            result = await _run(client, FIRST_TENSOR)
             took.append(time.perf_counter() - began)
-            if told["result"] != "3.0":
-                raise RuntimeError(f"execute_code answered {json.dumps(told)[:2_000]}")
-            await client.call_tool("clear_session", {"session_id": told["session_id"]})
+            if result["result"] != "3.0":
+                raise RuntimeError(f"execute_code answered {json.dumps(result)[:2_000]}")
+            await client.call_tool("clear_session", {"session_id": result["session_id"]})
     return took
 
 
@@ -173,7 +173,7 @@ async def _open(stage: Stage, python: str, variables: Mapping[str, str]) -> Asyn
     own = {**SERVER, "BELLJAR_ENVIRONMENT": python, **variables}
     async with open_stdio(stage, belljar_command(), "legacy", own) as client:
         # Sessions are forked once the process with torch is warm.
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while (await _run(client, "'zygote' in __import__('sys').orig_argv"))["result"] != "True":
             if time.monotonic() > deadline:
                 raise RuntimeError("sessions are not forked: torch does not load ahead")
@@ -183,7 +183,7 @@ async def _open(stage: Stage, python: str, variables: Mapping[str, str]) -> Asyn
 
 async def _run(client: Client, code: str, session_id: str = "") -> dict[str, Any]:
     answer = await client.call_tool("execute_code", {"code": code, "session_id": session_id})
-    told: dict[str, Any] = answer.structured_content or {}
-    if told.get("status") != "ok":
-        raise RuntimeError(f"execute_code answered {json.dumps(told)[:2_000]} {answer.content}")
-    return told
+    result: dict[str, Any] = answer.structured_content or {}
+    if result.get("status") != "ok":
+        raise RuntimeError(f"execute_code answered {json.dumps(result)[:2_000]} {answer.content}")
+    return result

@@ -14,7 +14,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
 from bench.stage import Stage
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SILENCE_S = 2.0
 
 OnText = Callable[[str], object]
@@ -41,7 +41,7 @@ class IPyKernel:
         """Run a cell until it is idle and has replied, which is when its output is complete."""
         message_id = self._client.execute(code)
         while True:
-            message = await self._client.get_iopub_msg(timeout=PATIENCE_S)
+            message = await self._client.get_iopub_msg(timeout=TIMEOUT_S)
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             on_message(message)
@@ -56,7 +56,7 @@ class IPyKernel:
         message_id = self._client.execute(code)
         found: list[dict[str, Any]] = []
         while True:
-            message = await self._client.get_iopub_msg(timeout=PATIENCE_S)
+            message = await self._client.get_iopub_msg(timeout=TIMEOUT_S)
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             content = message["content"]
@@ -91,7 +91,7 @@ class IPyKernel:
 
     async def _reply(self, message_id: str) -> dict[str, Any]:
         while True:
-            reply = await self._client.get_shell_msg(timeout=PATIENCE_S)
+            reply = await self._client.get_shell_msg(timeout=TIMEOUT_S)
             if reply["parent_header"].get("msg_id") == message_id:
                 return reply
 
@@ -112,7 +112,7 @@ async def open_ipykernel(stage: Stage) -> AsyncGenerator[IPyKernel]:
     client = manager.client()
     client.start_channels()
     try:
-        await client.wait_for_ready(timeout=PATIENCE_S)
+        await client.wait_for_ready(timeout=TIMEOUT_S)
         yield IPyKernel(client)
     finally:
         client.stop_channels()

@@ -16,7 +16,7 @@ from bench.stage import Stage
 
 TIME_TARGET = 0.5
 GROWTH_TARGET_MB = 30.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 async def measure(stage: Stage) -> list[Figure]:
@@ -61,8 +61,8 @@ async def _through_ipykernel(kernel: IPyKernel, count: int) -> tuple[float, int]
 
 async def _through_engine(runtime: Runtime, session: Session, count: int) -> tuple[float, int]:
     began = time.perf_counter()
-    execution = session.submit(Cell(_code(count), timeout_s=PATIENCE_S))
-    await execution.wait(PATIENCE_S)
+    execution = session.submit(Cell(_code(count), timeout_s=TIMEOUT_S))
+    await execution.wait(TIMEOUT_S)
     took = time.perf_counter() - began
     if (status := execution.result().status) != "ok":
         raise RuntimeError(f"{count:,} lines ended with status {status}: {execution.result().cause}")
@@ -73,7 +73,7 @@ async def _through_engine(runtime: Runtime, session: Session, count: int) -> tup
 async def _growth(stage: Stage, count: int) -> list[Figure]:
     before = descendants(os.getpid())
     async with open_stdio(stage, belljar_command(), "modern") as client:
-        arguments = {"session_id": await new_session(client), "wait_s": PATIENCE_S}
+        arguments = {"session_id": await new_session(client), "wait_s": TIMEOUT_S}
         server = min(descendants(os.getpid()) - before, key=_started)
         resident, peak = resident_mb(server), peak_resident_mb(server)
         times = stage.pick(3, 1)

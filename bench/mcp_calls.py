@@ -6,7 +6,7 @@ from mcp import Client
 
 from bench.figures import Figure, paired
 from bench.one_plus_one import taken_in_turns
-from bench.servers import ERAS, bare_command, belljar_command, new_session, open_http, open_stdio
+from bench.servers import ERAS, bare_command, belljar_command, open_http, open_stdio, warm_session
 from bench.stage import Stage
 
 TARGET = 2.0
@@ -33,7 +33,7 @@ async def measure(stage: Stage) -> list[Figure]:
 
 
 async def _compare(stage: Stage, what: str, bare: Client, ours: Client) -> list[Figure]:
-    arguments = {"code": "1+1", "session_id": await new_session(ours)}
+    arguments = {"code": "1+1", "session_id": await warm_session(ours)}
 
     async def run_peer() -> None:
         await bare.call_tool("nothing", arguments)

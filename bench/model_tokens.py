@@ -71,9 +71,9 @@ CASES = (
 async def measure(stage: Stage) -> list[Figure]:
     """The tokens of all cases together, those of each, and those of `tools/list`."""
     async with open_ipykernel(stage) as kernel:
-        told = [await _messages(kernel, case.code) for case in CASES]
-    raw = ["\n".join(text for message in messages for text in _texts(message)) for messages in told]
-    plain = ["\n".join(text for message in messages for text in _plain_texts(message)) for messages in told]
+        messages_by_case = [await _messages(kernel, case.code) for case in CASES]
+    raw = ["\n".join(text for message in messages for text in _texts(message)) for messages in messages_by_case]
+    plain = ["\n".join(text for message in messages for text in _plain_texts(message)) for messages in messages_by_case]
     settings = stage.settings().model_copy(update={"fork_start": False, "pool_size": 0, "hibernate": False})
     async with open_runtime(settings) as runtime, Client(build_server(runtime, ["interpreter"])) as client:
         listed = json.dumps([_listed(tool) for tool in (await client.list_tools()).tools])

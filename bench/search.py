@@ -18,16 +18,23 @@ from belljar.toolbox.server_config import StdioServer
 from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
 from bench.registries import Unreachable, kept, node, npm_folder, python_environment
-from bench.search_phrases import DEVELOPMENT, FRESH, HELD_OUT, SET_ASIDE, TUNING
+from bench.search_phrases import DEVELOPMENT, FRESH, FRESH_ALSO, HELD_OUT, SET_ASIDE, TUNING, UNSEEN
 from bench.stage import Stage
 
 Phrase = tuple[str, str, str]
 SHOWN = 5
 MANY = 1_000
-MOST_MISSED = 6.0
+SOME = 100
+MAX_MISSED = 6.0
 START_S = 240.0
 # Package, its program, arguments.
 NODE: dict[str, tuple[str, ...]] = {
+    "bitwarden": ("@bitwarden/mcp-server", "mcp-server-bitwarden"),
+    "microsoft365": ("@softeria/ms-365-mcp-server", "ms-365-mcp-server"),
+    "pinecone": ("@pinecone-database/mcp", "pinecone-mcp"),
+    "postman": ("@postman/postman-mcp-server", "postman-mcp-server"),
+    "sonarqube": ("sonarqube-mcp-server", "sonarqube-mcp-server"),
+    "variflight": ("@variflight-ai/variflight-mcp", "variflight-mcp"),
     "airtable": ("airtable-mcp-server", "airtable-mcp-server"),
     "asana": ("@roychri/mcp-server-asana", "mcp-server-asana"),
     "calendar": ("@cocal/google-calendar-mcp", "google-calendar-mcp"),
@@ -72,6 +79,17 @@ NODE: dict[str, tuple[str, ...]] = {
     "youtube": ("youtube-data-mcp-server", "youtube-data-mcp-server"),
 }
 PYTHON: dict[str, tuple[str, ...]] = {
+    "ableton": ("ableton-mcp", "bin/ableton-mcp"),
+    "bitbucket": ("bitbucket-mcp", "bin/bitbucket-mcp"),
+    "couchbase": ("couchbase-mcp-server", "bin/couchbase-mcp-server"),
+    "iam": ("awslabs.iam-mcp-server", "bin/awslabs.iam-mcp-server"),
+    "mlflow": ("mlflow-mcp", "bin/mlflow-mcp"),
+    "odoo": ("odoo-mcp", "bin/odoo-mcp"),
+    "plane": ("plane-mcp-server", "bin/plane-mcp-server", "stdio"),
+    "prometheus": ("prometheus-mcp-server", "bin/prometheus-mcp-server"),
+    "tree-sitter": ("mcp-server-tree-sitter", "bin/mcp-server-tree-sitter"),
+    "unifi": ("unifi-mcp-server", "bin/unifi-mcp-server"),
+    "whoop": ("whoop-mcp", "bin/whoop-mcp"),
     "alpaca": ("alpaca-mcp-server", "bin/alpaca-mcp-server"),
     "analytics": ("analytics-mcp", "bin/google-analytics-mcp"),
     "biomcp": ("biomcp-python", "bin/biomcp", "run"),
@@ -119,6 +137,21 @@ NEWER_PYTHON = {"osm": "3.13", "pdf": "3.13", "spotify": "3.13"}
 # They want to be given something before they list their tools.
 VARIABLES = dict.fromkeys(
     (
+        "BITBUCKET_API_TOKEN",
+        "BITBUCKET_APP_PASSWORD",
+        "BW_SESSION",
+        "CB_PASSWORD",
+        "ODOO_PASSWORD",
+        "PINECONE_API_KEY",
+        "PLANE_API_KEY",
+        "PLANE_WORKSPACE_SLUG",
+        "POSTMAN_API_KEY",
+        "SONARQUBE_TOKEN",
+        "UNIFI_API_KEY",
+        "VARIFLIGHT_API_KEY",
+        "WHOOP_CLIENT_ID",
+        "WHOOP_CLIENT_SECRET",
+        "X_VARIFLIGHT_KEY",
         "AIRTABLE_API_KEY",
         "ALPACA_API_KEY",
         "ALPACA_SECRET_KEY",
@@ -175,6 +208,19 @@ VARIABLES = dict.fromkeys(
     ),
     "none",
 ) | {
+    "BITBUCKET_EMAIL": "a@example.com",
+    "BITBUCKET_USERNAME": "a",
+    "BITBUCKET_WORKSPACE": "w",
+    "CB_CONNECTION_STRING": "couchbase://127.0.0.1",
+    "CB_USERNAME": "a",
+    "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+    "ODOO_DB": "a",
+    "ODOO_URL": "http://127.0.0.1:9",
+    "ODOO_USERNAME": "a",
+    "PROMETHEUS_URL": "http://127.0.0.1:9",
+    "SONARQUBE_URL": "http://127.0.0.1:9",
+    "UNIFI_API_TYPE": "local",
+    "UNIFI_LOCAL_HOST": "127.0.0.1",
     "ARGOCD_BASE_URL": "http://127.0.0.1:9",
     "AWS_REGION": "us-east-1",
     "CLICKHOUSE_HOST": "127.0.0.1",
@@ -196,10 +242,13 @@ GOOGLE = {"installed": {"client_id": "none", "client_secret": "none", "redirect_
 
 async def measure(stage: Stage) -> list[Figure]:
     """The phrases that miss, those whose tool is not the first, and the time that a search takes."""
+    judged = [(phrase, server, f"{right} {FRESH_ALSO.get(phrase, '')}") for phrase, server, right in FRESH]
     return [
-        *await _figures("held out", HELD_OUT, target=MOST_MISSED),
-        *await _figures("set aside", SET_ASIDE, target=MOST_MISSED),
-        *await _figures("fresh", FRESH, target=MOST_MISSED),
+        *await _figures("unseen", UNSEEN, target=MAX_MISSED),
+        *await _figures("held out", HELD_OUT, target=MAX_MISSED),
+        *await _figures("set aside", SET_ASIDE, target=MAX_MISSED),
+        *await _figures("fresh", FRESH, target=MAX_MISSED),
+        *await _figures("fresh, judged", judged),
         *await _figures("development", DEVELOPMENT),
         *await _figures("tuning", TUNING),
         *_timed(),
@@ -238,7 +287,7 @@ def _counted(
 
 def _timed() -> list[Figure]:
     """Return the processor time that an index of 1,000 tools takes to make, and a search in it."""
-    texts = [phrase for phrase, _, _ in (*HELD_OUT, *SET_ASIDE, *FRESH, *DEVELOPMENT, *TUNING)]
+    texts = [phrase for phrase, _, _ in (*UNSEEN, *HELD_OUT, *SET_ASIDE, *FRESH, *DEVELOPMENT, *TUNING)]
     tools = tuple(
         ToolDefinition(f"server{number // 25}", f"tool_{number}", f"{texts[number % len(texts)]}. For {number}.")
         for number in range(MANY)
@@ -251,12 +300,26 @@ def _timed() -> list[Figure]:
     for text in texts:
         index.search(text)
     search_ms = (time.process_time() - began) * 1_000 / len(texts)
-    return [
+    figures = [
         Figure("search", f"index of {MANY:,} tools", "ms of CPU", made_ms),
         Figure(
             "search", f"one search among {MANY:,} tools, by words", "ms of CPU", search_ms, note=f"mean of {len(texts)}"
         ),
     ]
+    if (model := sentence_model()) is not None:
+        index = ToolIndex(Catalogue({"some": ServerCatalogue("some", tools[:SOME])}))
+        began = time.process_time()
+        index.add_sentences(model)
+        read_ms = (time.process_time() - began) * 1_000
+        began = time.process_time()
+        for text in texts[:SOME]:
+            index.search(text)
+        both_ms = (time.process_time() - began) * 1_000 / SOME
+        figures += [
+            Figure("search", f"the models read {SOME} tools", "ms of CPU", read_ms),
+            Figure("search", f"one search among {SOME} tools, with the models", "ms of CPU", both_ms),
+        ]
+    return figures
 
 
 async def _catalogue(names: Sequence[str]) -> Catalogue:

@@ -94,13 +94,13 @@ async def _definitions(scene: Scene) -> list[Figure]:
     return [
         Figure("toolbox", what, "tokens", own, peer, DEFINITIONS_TARGET, "gain", note),
         *(
-            Figure("toolbox", f"{what}, beside {name}", "tokens", own, count, note=f"peer: {_told(scene, name)}")
+            Figure("toolbox", f"{what}, beside {name}", "tokens", own, count, note=f"peer: {_peer_note(scene, name)}")
             for name, count in zip(beside, counted, strict=True)
         ),
     ]
 
 
-def _told(scene: Scene, name: str) -> str:
+def _peer_note(scene: Scene, name: str) -> str:
     peer = scene.peers[name]
     return f"{name} {peer.version}, {len(peer.definitions)} tools"
 

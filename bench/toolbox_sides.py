@@ -105,11 +105,11 @@ class Session:
 
     async def _run(self, cell: str) -> list[float]:
         answer = await self._client.call_tool("execute_code", {"code": cell, "session_id": self._session_id})
-        told: dict[str, Any] = answer.structured_content or {}
-        if told.get("status") != "ok":
+        result: dict[str, Any] = answer.structured_content or {}
+        if result.get("status") != "ok":
             raise RuntimeError(f"execute_code answered {answer.content}")
-        self._session_id = str(told["session_id"])
-        return json.loads(told["stdout"])
+        self._session_id = str(result["session_id"])
+        return json.loads(result["stdout"])
 
 
 class Peer:
@@ -128,8 +128,8 @@ class Peer:
 
     async def start(self) -> None:
         """Until it has started, and said what it is and what a model sees of it."""
-        told = await self._ask(PEER_START_S, op="describe")
-        self.version, self.definitions = told["version"], told["definitions"]
+        description = await self._ask(PEER_START_S, op="describe")
+        self.version, self.definitions = description["version"], description["definitions"]
 
     async def _ask(self, within_s: float, **question: Any) -> Any:
         assert self._process.stdin is not None

@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.types import TextContent
 from openai import AsyncAzureOpenAI
 
-MOST_TURNS = 12
+MAX_TURNS = 12
 NEEDED = ("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY")
 # The embedder is for programs that search by meaning. Tools and skills are found by words here, so none is called.
 DEFAULTS = {
@@ -47,7 +47,7 @@ async def answer(client: Client, instructions: str, question: str) -> str:
     tools = [_as_function(tool) for tool in (await client.list_tools()).tools]
     messages: list[Any] = [{"role": "system", "content": instructions}, {"role": "user", "content": question}]
     async with model:
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_TURNS):
             reply = await model.chat.completions.create(
                 model=setting("AZURE_OPENAI_CHAT_DEPLOYMENT_NAME"), messages=messages, tools=tools
             )
@@ -56,7 +56,7 @@ async def answer(client: Client, instructions: str, question: str) -> str:
             if not said.tool_calls:
                 return said.content or ""
             messages += [await _called(client, call) for call in said.tool_calls]
-    return f"the model did not come to an end in {MOST_TURNS} turns"
+    return f"the model did not come to an end in {MAX_TURNS} turns"
 
 
 def _as_function(tool: Any) -> Any:

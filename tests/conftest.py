@@ -71,7 +71,7 @@ LONGEST = [
     "test_zygotes.py",
     "test_jupyter.py",
     "test_stopped_cells.py",
-    "test_kernel_copies.py",
+    "test_kernel_forks.py",
     "test_origins.py",
     "test_redacted_outputs.py",
     "test_named_environments.py",

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from belljar.skills.front_matter import parse
 
 ANY = TypeAdapter(dict[str, Any])
-MOST_FILES, MOST_BYTES = 512, 16 * 1024 * 1024
+MAX_FILES, MAX_BYTES = 512, 16 * 1024 * 1024
 
 
 async def ask(client: Client, method: str, **params: Any) -> dict[str, Any]:
@@ -43,10 +43,10 @@ def check_entry(entry: dict[str, Any]) -> None:
     assert path.rpartition("/")[2] == entry["frontmatter"]["name"]
     assert entry["frontmatter"]["description"]
     uris = [file["uri"] for file in entry["resources"]]
-    assert len(set(uris)) == len(uris) <= MOST_FILES
+    assert len(set(uris)) == len(uris) <= MAX_FILES
     assert entry["uri"] in uris
     assert all(uri.startswith(f"skill://{path}/") for uri in uris)
-    assert sum(file["size"] for file in entry["resources"]) <= MOST_BYTES
+    assert sum(file["size"] for file in entry["resources"]) <= MAX_BYTES
 
 
 async def content(client: Client, uri: str) -> bytes:

@@ -21,7 +21,7 @@ from hypothesis import strategies as some
 from belljar import ipc
 from belljar.control import ServerAnswer, ask_servers
 from belljar.environments import Environment
-from belljar.inside.supervisor.packets import MOST_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
+from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
 from belljar.provisioning.package_server import PackageReply, open_package_server
 from belljar.runtime import open_runtime
 from belljar.supervisor.client import GONE, SupervisorConnection
@@ -457,9 +457,9 @@ def test_as_many_descriptors_as_a_packet_holds_arrive_and_no_exec_passes_them_on
     packets: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = packets
-    socket.send_fds(theirs, [b"x"], [0] * MOST_DESCRIPTORS)
+    socket.send_fds(theirs, [b"x"], [0] * MAX_DESCRIPTORS)
     packet, descriptors = receive(ours)
-    assert (packet, len(descriptors)) == (b"x", MOST_DESCRIPTORS)
+    assert (packet, len(descriptors)) == (b"x", MAX_DESCRIPTORS)
     assert not any(map(os.get_inheritable, descriptors))
     for descriptor in descriptors:
         os.close(descriptor)

@@ -10,11 +10,11 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from answering import answer_all, described
 from fastmcp import Client, FastMCP
 from fastmcp.client.transports import StdioTransport
 from fastmcp.experimental.transforms.code_mode import CodeMode
 from fastmcp.server import create_proxy
+from line_server import answer_all, described
 
 _LOOP = """
 for _ in range({count}):

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from answering import answer_all, described
 from ipybox import CodeExecutor, generate_mcp_sources
 from ipybox.mcp_server import MCPServer
+from line_server import answer_all, described
 
 _LOOP = """
 import time

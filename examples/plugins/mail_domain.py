@@ -7,7 +7,7 @@ code a model writes, and asks the person before one call reaches more than ten p
 from belljar.hooks import ToolCallFacts, Verdict, hookimpl
 
 DOMAIN = "example.com"
-MOST_UNASKED = 10
+MAX_UNASKED = 10
 
 
 @hookimpl
@@ -21,6 +21,6 @@ def judge_tool_call(call: ToolCallFacts) -> Verdict | None:
     others = [one for one in recipients if not one.endswith(f"@{DOMAIN}") and (call.has_values or one[:1] != "[")]
     if others:
         return Verdict("deny", f"{len(others)} of the recipients are not @{DOMAIN}: send it to colleagues only")
-    if len(recipients) > MOST_UNASKED:
+    if len(recipients) > MAX_UNASKED:
         return Verdict("ask", f"it goes to {len(recipients)} people")
     return None

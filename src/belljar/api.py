@@ -315,7 +315,7 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
     """Answer a cell's question, and return whether it had one."""
     if (question := execution.question) is None:
         return False
-    values, number = None, execution.questions
+    values, number = None, execution.question_number
     try:
         values = values_of(question.schema, await asker.ask(typed_prompt(question.message, question.schema)))
     finally:

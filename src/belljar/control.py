@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOCKET_NAME = "operator.sock"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 
 
 def server_sockets(data_directory: Path, run: str = "*") -> list[Path]:
@@ -84,7 +84,7 @@ async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, Sessi
 async def _ask_server(path: Path) -> ServerAnswer | None:
     pid = int(path.parent.name.split("-")[0])
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             lines = await _ask(path)
     except TimeoutError:
         return ServerAnswer(pid, None)

@@ -179,7 +179,7 @@ class IssuerUnreachable(EngineError):
 
 
 class SandboxUnavailable(EngineError):
-    """The configured provider cannot run here."""
+    """A sandbox cannot be made, entered or restored, or its provider cannot run here."""
 
     code = "sandbox-unavailable"
 
@@ -203,7 +203,7 @@ class KernelStartFailed(EngineError):
 
 
 class CopyRefused(EngineError):
-    """A running kernel cannot be copied as it is."""
+    """A running kernel cannot be forked as it is."""
 
     code = "copy-refused"
 

@@ -171,12 +171,12 @@ class SessionBase(abc.ABC):
 
     async def images(self, result: ExecutionResult) -> list[Any]:
         """See `SessionHandle`."""
-        pillow = _required("PIL.Image", "pillow")
+        pillow = _require("PIL.Image", "pillow")
         return [pillow.open(io.BytesIO(content)) for content in await self.figures(result)]
 
     async def frame(self, expression: str) -> Any:
         """See `SessionHandle`."""
-        pandas = _required("pandas", "pandas")
+        pandas = _require("pandas", "pandas")
         name = f".belljar-{secrets.token_hex(8)}.json"
         try:
             compile(expression, "expression", "eval")
@@ -195,7 +195,7 @@ class SessionBase(abc.ABC):
             await self.execute(f"import os as _belljar_os; _belljar_os.remove({name!r}); del _belljar_os")
 
 
-def _required(module: str, package: str) -> Any:
+def _require(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:

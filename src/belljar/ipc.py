@@ -178,7 +178,7 @@ class Lines:
         *complete, rest = chunk.split(b"\n")
         for part in complete:
             self._add(part)
-            yield self._taken()
+            yield self._take()
         self._add(rest)
 
     def _add(self, part: bytes) -> None:
@@ -197,7 +197,7 @@ class Lines:
             self._parts = []
         self._tail = (self._tail + part[-_END_BYTES:])[-_END_BYTES:]
 
-    def _taken(self) -> Line:
+    def _take(self) -> Line:
         dropped = Overlong(self._limit, self._head, self._tail, self._is_given_up) if self.is_dropped else None
         line = dropped or b"".join(self._parts)
         self._parts, self.size, self._head, self._tail, self._is_given_up = [], 0, b"", b"", False

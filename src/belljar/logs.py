@@ -29,11 +29,11 @@ ID_FIELDS: Final = ("session_id", "execution_id", "principal")
 _OURS: Final = "belljar"
 _WITHHELD: Final = "…"
 _PRINCIPAL_CHARACTERS: Final = 12
-_MOST_A_MINUTE: Final = 5
+_MAX_A_MINUTE: Final = 5
 """Lines that are shown from one place in a library's code."""
-_MOST_CHARACTERS: Final = 300
+_MAX_CHARACTERS: Final = 300
 """Characters that are shown of a library's line, because some have a header of a request in them."""
-_MOST_PLACES: Final = 1_000
+_MAX_PLACES: Final = 1_000
 # Control characters, Unicode's line ends, and what reverses the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
@@ -119,14 +119,14 @@ class _Repetitions(logging.Filter):
         if _is_ours(record):
             return True
         key, now = (record.pathname, record.lineno), time.monotonic()
-        if key not in self._places and len(self._places) >= _MOST_PLACES:
+        if key not in self._places and len(self._places) >= _MAX_PLACES:
             self._places.clear()
         place = self._places.setdefault(key, _Place(now))
         if now - place.since >= 60:
-            record.repeated = place.count - _MOST_A_MINUTE
+            record.repeated = place.count - _MAX_A_MINUTE
             place.since, place.count = now, 0
         place.count += 1
-        return place.count <= _MOST_A_MINUTE
+        return place.count <= _MAX_A_MINUTE
 
 
 class _Place:
@@ -148,7 +148,7 @@ def _message(record: logging.LogRecord) -> str:
     template = str(record.msg).partition("\n")[0]
     message = _filled(template, record.args) if record.args else template
     repeated = getattr(record, "repeated", 0)
-    return message[:_MOST_CHARACTERS] + (f" ({repeated} more like this were left out before)" if repeated > 0 else "")
+    return message[:_MAX_CHARACTERS] + (f" ({repeated} more like this were left out before)" if repeated > 0 else "")
 
 
 def _filled(template: str, given: tuple[object, ...] | Mapping[str, object]) -> str:

@@ -30,7 +30,7 @@ CORE: Final = "belljar"
 """The origin of belljar's own plugins."""
 _THREADS: Final = 8
 """Threads for the hooks that are no coroutines; they are the plugins' own, so a hook that hangs takes no other's."""
-_MOST_FILES: Final = 200
+_MAX_FILES: Final = 200
 _REASON_CHARS: Final = 300
 HOOKS: Final = tuple(name for name, value in vars(hooks).items() if hasattr(value, f"{PROJECT}_spec"))
 _SEVERITY: Final = ("allow", "warn", "ask", "deny")
@@ -332,9 +332,9 @@ def _files(directory: str) -> list[Path]:
         raise SettingsError(
             f"plugins_directory {folder} cannot be read: {error.strerror}", hint="Make it, or name another folder"
         ) from error
-    if len(files) > _MOST_FILES:
+    if len(files) > _MAX_FILES:
         raise SettingsError(
-            f"plugins_directory {folder} has {len(files)} files of Python, the most is {_MOST_FILES}",
+            f"plugins_directory {folder} has {len(files)} files of Python, the most is {_MAX_FILES}",
             hint="Name a folder that has plugins in it and nothing else",
         )
     return files

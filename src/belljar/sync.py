@@ -40,13 +40,13 @@ def session(
     """
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_opened(environment, settings, server, api_key, flags)) as handle,
+        portal.wrap_async_context_manager(_open(environment, settings, server, api_key, flags)) as handle,
     ):
         yield SyncSession(portal, handle)
 
 
 @asynccontextmanager
-async def _opened(
+async def _open(
     environment: str, settings: Settings | None, server: str, api_key: str | None, flags: dict[str, object]
 ) -> AsyncGenerator[SessionHandle]:
     # Each way imports what the other never needs.
@@ -105,7 +105,7 @@ class SyncSession(_Caller):
         Past `timeout_s` it is interrupted, and its variables are kept. `on_input` answers its `input()`. With
         `filename` its code is also kept as a file of the session. Calls with one `idempotency_key` run once.
         """
-        execute = partial(self._handle.execute, code, timeout_s=timeout_s, on_input=_asked(on_input))
+        execute = partial(self._handle.execute, code, timeout_s=timeout_s, on_input=_in_thread(on_input))
         return self._call(partial(execute, filename=filename, idempotency_key=idempotency_key))
 
     def submit(
@@ -118,7 +118,7 @@ class SyncSession(_Caller):
 
     def stream(self, code: str, *, timeout_s: float | None = None, on_input: Answer | None = None) -> "SyncStream":
         """Run a cell and give its output while it runs; it starts with the first event asked for."""
-        return SyncStream(self._portal, self._handle.stream(code, timeout_s=timeout_s, on_input=_asked(on_input)))
+        return SyncStream(self._portal, self._handle.stream(code, timeout_s=timeout_s, on_input=_in_thread(on_input)))
 
     def interrupt(self) -> list[str]:
         """Stop what runs or waits, and return the ids of those executions; called from another thread."""
@@ -195,7 +195,7 @@ class SyncExecution(_Caller):
 
     def events(self, since: int = 0) -> Iterator[OutputEvent]:
         """Iterate over its output from after event number `since` to its end, also that of before this call."""
-        return _iterated(self._portal, self._handle.events(since))
+        return _iterate(self._portal, self._handle.events(since))
 
     def interrupt(self) -> None:
         """Stop it; variables are kept if the code lets them."""
@@ -208,7 +208,7 @@ class SyncStream(_Caller):
     def __init__(self, portal: BlockingPortal, stream: OutputStream) -> None:
         super().__init__(portal)
         self._stream = stream
-        self._events = _iterated(portal, stream)
+        self._events = _iterate(portal, stream)
 
     @property
     def result(self) -> ExecutionResult:
@@ -222,7 +222,7 @@ class SyncStream(_Caller):
         return next(self._events)
 
 
-def _iterated(portal: BlockingPortal, events: AsyncIterator[OutputEvent]) -> Iterator[OutputEvent]:
+def _iterate(portal: BlockingPortal, events: AsyncIterator[OutputEvent]) -> Iterator[OutputEvent]:
     async def following() -> OutputEvent | None:
         return await anext(events, None)
 
@@ -230,7 +230,7 @@ def _iterated(portal: BlockingPortal, events: AsyncIterator[OutputEvent]) -> Ite
         yield event
 
 
-def _asked(answer: Answer | None) -> OnInput | None:
+def _in_thread(answer: Answer | None) -> OnInput | None:
     """Return an answer in a thread, because it may wait for a person."""
     if answer is None:
         return None

@@ -200,7 +200,7 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
         agents = _submitted(session, "input('agent? ')", allow_input=True)
         while agents.question is None:
             await agents.wait_for_change(DEADLINE_S)
-        await attached.answer(agents.id, "not yours to answer", agents.questions)
+        await attached.answer(agents.id, "not yours to answer", agents.question_number)
         agents.answer("yes")
         assert not any(isinstance(item, QuestionAsked) for item in await _until_end(news))
         own = await attached.execute("input('person? ')", allow_input=True)

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from belljar.attachments import AttachedSession, open_attachment
-from belljar.attachments.local import MOST_WAITING_BYTES, CommViews
+from belljar.attachments.local import MAX_WAITING_BYTES, CommViews
 from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
@@ -246,13 +246,13 @@ async def test_comms_that_are_none_are_passed_over(runtime: Runtime, session: Se
 
 async def test_a_front_end_that_does_not_keep_up_is_told_so_once() -> None:
     views = CommViews()
-    large = CommMessage("comm_msg", "model", {"text": "x" * (MOST_WAITING_BYTES // 3)})
-    taken = [word for _ in range(6) if (word := views.taken("cell", large)) is not None]
+    large = CommMessage("comm_msg", "model", {"text": "x" * (MAX_WAITING_BYTES // 3)})
+    taken = [word for _ in range(6) if (word := views.take("cell", large)) is not None]
     assert [word.output for word in taken] == [*["comm_msg"] * 3, "stream"]
-    told = [views.told(word) for word in taken]
+    told = [views.release(word) for word in taken]
     assert told[0].content["data"] == large.data
     assert "too slow" in told[-1].content["text"]
-    again = views.taken("cell", large)
+    again = views.take("cell", large)
     assert again is not None
     assert again.output == "comm_msg"
 
@@ -261,10 +261,10 @@ async def test_words_that_wait_take_as_much_memory_as_is_counted() -> None:
     """Of many short ones most is not their text, and nested data takes thirty times as much as its text."""
     for data, most in (({"a": 1}, 300), ({"a": [[] for _ in range(10_000)]}, 3)):
         views, small = CommViews(), CommMessage("comm_msg", "model", data)
-        CommViews().taken("cell", small)  # what the first of all words makes ready is there for good
+        CommViews().take("cell", small)  # what the first of all words makes ready is there for good
         tracemalloc.start()
         try:
-            kept = [word for _ in range(most) if (word := views.taken("cell", small)) is not None]
+            kept = [word for _ in range(most) if (word := views.take("cell", small)) is not None]
             taken_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -65,7 +65,7 @@ class TaskFixtures:
         async def fail() -> Any:
             raise RuntimeError("made by the fixture")
 
-        session.session_kernel.ready = fail
+        session.session_kernel.ensure_started = fail
         execution = session.submit(make_cell(self._runtime.settings, "1"))
         self._runtime.sessions.journal.commit()
         leave_as_task(execution.id)

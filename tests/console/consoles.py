@@ -12,7 +12,7 @@ import anyio
 import httpx
 from calls import Caller, connected, opened_runtime
 
-from belljar.console.serving import ServedConsole, open_console
+from belljar.console.server import ServedConsole, open_console
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.surfaces.http import serve_http

@@ -77,7 +77,7 @@ forms.ask({
 }, message='The report is ready (12 pages). Who should get it?')
 """
 WIDTH, SCALE = 1040, 2
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ async def taken(page: Page, path: Path, *, end: Locator, least: int = 640) -> No
     picture = Image.open(io.BytesIO(await page.screenshot()))
     for quality in (88, 80, 70, 60, 50):
         picture.save(path, "WEBP", quality=quality, method=6)
-        if path.stat().st_size <= MOST_BYTES:
+        if path.stat().st_size <= MAX_BYTES:
             break
     print(path, f"{path.stat().st_size:,} bytes")
 

@@ -14,7 +14,7 @@ from belljar.console import templating
 from belljar.console.app import PATHS, console_app
 from belljar.console.forms import fields_of
 from belljar.console.frames import _follows_theme
-from belljar.console.serving import ServedConsole
+from belljar.console.server import ServedConsole
 from belljar.environments import Environment
 from belljar.settings import hash_key
 from belljar.surfaces.auth.browser import BrowserSignIn, WrongGuesses

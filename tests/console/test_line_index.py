@@ -54,7 +54,7 @@ async def printed(anyio_backend: str, tmp_path: Path) -> AsyncGenerator[Printed]
 async def test_every_page_is_what_the_whole_text_has_there(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_index, "MARK_EVENTS", 7)
     monkeypatch.setattr(line_index, "MARK_CHARS", 90)
-    monkeypatch.setattr(line_index, "MOST_MARKS", 30)
+    monkeypatch.setattr(line_index, "MAX_MARKS", 30)
     chance = random.Random(7)
     whole = ""
     for _ in range(4):  # more comes while somebody reads

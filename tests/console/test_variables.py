@@ -13,7 +13,7 @@ from calls import Caller, held, until_said
 from consoles import Place, events, opened_place
 
 from belljar.environments import Environment
-from belljar.kernels.variables import MOST_LOOK_BYTES
+from belljar.kernels.variables import MAX_LOOK_BYTES
 from belljar.settings import hash_key
 
 pytestmark = pytest.mark.anyio
@@ -322,7 +322,7 @@ async def test_a_runner_that_lies_about_variables_is_cut_off(looker: Looker) -> 
         "[{'name': 'n' * 150, 'type': 't', 'value': 'v' * 900}] * 1000}"
     )
     await looker.agent.execute(lie, session_id)
-    assert MOST_LOOK_BYTES < 1000 * 1000
+    assert MAX_LOOK_BYTES < 1000 * 1000
     told = await looker.get(f"{session_id}/variables")
     assert told["state"] == "busy"
     after = await looker.agent.execute("1", session_id)

@@ -176,7 +176,7 @@ def test_yaml_blocks_are_workflows_or_files_of_others(snippet: Snippet) -> None:
         assert value.keys() & {"scrape_configs", "services"}, f"{snippet.place}: what is this?"
         return
     steps = snippet.text if isinstance(value, dict) else "name: part\nsteps:\n" + indented(snippet.text)
-    definition = Library(None, own_step_types()).sent(steps)
+    definition = Library(None, own_step_types()).from_text(steps)
     assert definition.steps
     assert read_text(steps)
 

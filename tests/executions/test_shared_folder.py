@@ -10,7 +10,7 @@ import pytest
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
 from belljar.executions.shared_folder import OwnerFolders, SharedFolder
-from belljar.files.workspace import Workspace, snapshot
+from belljar.files.workspace import Workspace, scan_folder
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session
@@ -175,7 +175,7 @@ class Place:
         return await self.sharing.bring_in(room)
 
     async def take_out(self) -> list[str]:
-        return await self.sharing.take_out(snapshot(self.workspace))
+        return await self.sharing.take_out(scan_folder(self.workspace))
 
     async def write(self, name: str, text: str) -> None:
         await self.bring_in()

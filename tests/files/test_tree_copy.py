@@ -210,7 +210,7 @@ def test_a_folder_swapped_for_a_link_at_the_last_moment_is_not_followed(
 ) -> None:
     (place / "session" / "folder").mkdir()
     (place / "session" / "folder" / "own").write_bytes(b"own")
-    real = fd_walk.opened_folder
+    real = fd_walk.open_folder
 
     def swap_first(name: str, parent: int | None = None, *, is_written: bool = False):
         if name == "folder" and not is_written and not (place / "session" / "folder").is_symlink():
@@ -218,7 +218,7 @@ def test_a_folder_swapped_for_a_link_at_the_last_moment_is_not_followed(
             (place / "session" / "folder").symlink_to(place / "outside")
         return real(name, parent, is_written=is_written)
 
-    monkeypatch.setattr(tree_copy, "opened_folder", swap_first)
+    monkeypatch.setattr(tree_copy, "open_folder", swap_first)
     copy(place)
     assert (place / "copy" / "folder").is_symlink()
 
@@ -228,7 +228,7 @@ def test_a_file_swapped_for_a_link_or_a_pipe_is_never_followed_nor_waited_for(
 ) -> None:
     file = place / "session" / "file"
     file.write_bytes(b"own")
-    real = fd_walk.opened_file
+    real = fd_walk.open_file
     swaps = iter((lambda: file.symlink_to(place / "outside" / "file"), lambda: os.mkfifo(file)))
 
     def swap_first(name: str, parent: int, *, is_written: bool = False):
@@ -244,7 +244,7 @@ def test_a_file_swapped_for_a_link_or_a_pipe_is_never_followed_nor_waited_for(
             raise OSError(errno.ELOOP, "was a link")
         return opened
 
-    monkeypatch.setattr(tree_copy, "opened_file", swap_first)
+    monkeypatch.setattr(tree_copy, "open_file", swap_first)
     report = copy(place)
     assert [changed.name for changed in report.changed] == ["file"]
     assert list((place / "copy").iterdir()) == []

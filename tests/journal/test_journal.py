@@ -144,7 +144,7 @@ async def test_what_waits_at_the_end_is_still_written(anyio_backend: str, path: 
 async def test_more_than_memory_should_hold_is_told_instead_of_a_gap(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(writer, "MAX_WAITING_BYTES", 10_000)
     submit(journal, "one")
     with locked(path):
         for number in range(1, 100):

@@ -86,5 +86,5 @@ async def test_a_debugger_without_a_person_is_an_error(pair: Pair, code: str) ->
     outcome = await run(kernel, code)
     assert outcome.error.name == "StdinNotImplementedError"
     assert "the debugger has nobody to ask here" in outcome.error.message
-    assert not [line for line in outcome.error.traceback if "serving.py" in line]
+    assert not [line for line in outcome.error.traceback if "host_link.py" in line]
     assert (await run(kernel, "1")).is_ok

@@ -66,7 +66,7 @@ async def kernel(
             kernel, _ = await forking_place.starter.fork(kernel, forking_place.folders(name), folders)
             stack.push_async_callback(kernel.aclose)
         elif request.param == "woken from a copy":
-            kernel = await kernel.restore(await kernel.snapshot())
+            kernel = await kernel.restore(await kernel.fork_checkpoint())
             stack.push_async_callback(kernel.aclose)
         await run(kernel, f"import os; os.environ.update({hostile_host!r})")
         yield kernel

@@ -374,7 +374,7 @@ async def test_a_closed_kernel_leaves_no_descriptor_open(process_place: Place) -
 async def test_a_name_that_takes_for_ever_to_look_at_is_given_up_and_the_kernel_lives(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipython, "QUESTION_PATIENCE_S", 1.0)
+    monkeypatch.setattr(ipython, "QUESTION_TIMEOUT_S", 1.0)
     await run(kernel, "class Slow:\n    def __dir__(self):\n        while True: pass\nslow, quick = Slow(), 1")
     assert (await kernel.complete("slow.a", 6)).matches == []
     assert "quick" in (await kernel.complete("quic", 4)).matches

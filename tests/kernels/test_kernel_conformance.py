@@ -26,5 +26,5 @@ def long_patience() -> Iterator[None]:
     """The first completion of a Jupyter kernel takes two seconds of its processor, and a busy machine has little."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (ipython, jupyter_kernel):
-            patch.setattr(module, "QUESTION_PATIENCE_S", DEADLINE_S)
+            patch.setattr(module, "QUESTION_TIMEOUT_S", DEADLINE_S)
         yield

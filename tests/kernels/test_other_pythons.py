@@ -118,6 +118,13 @@ async def test_it_can_be_copied_and_kept_on_disk(kernel: Kernel, place: ForkingP
     await said(kernel, "del rex, number, Dog")
     assert not (await kernel.load_state(f"{kernel.scratch}/state")).lost
     assert await said(kernel, "print(rex.bark(), number)") == "woof 42"
+    checkpoint = await kernel.fork_checkpoint()
+    await said(kernel, "number += 1")
+    earlier = await kernel.restore(checkpoint)
+    try:
+        assert await said(earlier, "print(rex.bark(), number)") == "woof 42"
+    finally:
+        await earlier.aclose()
 
 
 @pytest.mark.anyio

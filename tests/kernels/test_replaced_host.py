@@ -101,7 +101,7 @@ class HostedRunner:
         next_wire = Wire(in_packets=True, kept=[os.dup(descriptor) for descriptor in self.wire.descriptors])
         next_wire.peer_pid = self.wire.peer_pid
         kept = ForkedProcess()
-        kept.restored(next_wire.peer_pid, os.pidfd_open(next_wire.peer_pid), -1)
+        kept.take_over(next_wire.peer_pid, os.pidfd_open(next_wire.peer_pid), -1)
         kernel = IPythonKernel(next_wire, self.kernel.sandbox, kept, self.kernel.environment)
         self.note = NoteFile(os.dup(self.note.descriptor))
         kernel.use_note_file(self.note)
@@ -118,7 +118,7 @@ async def hosted(default_environment: Environment, tmp_path: Path) -> AsyncGener
     sandbox = await ProcessProvider().open(SandboxSpec("s", *parts))
     wire = Wire(in_packets=True)
     process = await sandbox.spawn(
-        runner_command(default_environment, "serving", str(wire.child_socket)),
+        runner_command(default_environment, "runner", str(wire.child_socket)),
         environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         stdout=wire.child_stdout,
         stderr=wire.child_stderr,

@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import KernelDied
 from belljar.inside.runner.channel import Channel
 from belljar.kernels.protocol import ClearMessage, CommMessageIn, RehearsedMessage, SyncMessage
-from belljar.kernels.wire import MOST_AT_ONCE, MOST_EARLY_BYTES, PIECE_BYTES, RunnerRequests, Wire
+from belljar.kernels.wire import MAX_AT_ONCE, MAX_EARLY_BYTES, PIECE_BYTES, RunnerRequests, Wire
 from belljar.outputs.events import Stream
 
 pytestmark = pytest.mark.anyio
@@ -150,13 +150,13 @@ async def test_a_flood_of_messages_leaves_others_their_turn(wire: Wire, channel:
     while not reading.done():
         turns += 1
         await asyncio.sleep(0)
-    assert turns >= flood // MOST_AT_ONCE
+    assert turns >= flood // MAX_AT_ONCE
 
 
 async def test_of_output_between_cells_the_beginning_waits_however_small_its_pieces_are(wire: Wire) -> None:
     exchange = RunnerRequests(wire)
-    for _ in range(MOST_EARLY_BYTES // 10):
+    for _ in range(MAX_EARLY_BYTES // 10):
         exchange.keep_early(Stream("stdout", "x"))
-    assert 0 < len(exchange.take_early()) <= MOST_EARLY_BYTES // PIECE_BYTES
+    assert 0 < len(exchange.take_early()) <= MAX_EARLY_BYTES // PIECE_BYTES
     exchange.keep_early(Stream("stdout", "again"))
     assert exchange.take_early() == [Stream("stdout", "again")]

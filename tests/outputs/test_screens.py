@@ -61,6 +61,6 @@ async def test_what_one_screen_held_back_goes_through_those_behind_it() -> None:
     screens = Screens([Doubling(), Doubling()])
     first = Stream("stdout", "a")
     large = Stream("stderr", "b" * 10_000)
-    assert [*await screens.passed(first), *await screens.passed(large)] == [first, large]
+    assert [*await screens.apply(first), *await screens.apply(large)] == [first, large]
     assert screens.flush() == [first, large, first, large, first, large]
     assert screens.flush() == []

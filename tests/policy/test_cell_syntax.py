@@ -127,8 +127,8 @@ def test_code_behind_a_command_that_a_carriage_return_ends_is_read() -> None:
     ],
 )
 def test_reading_comes_to_an_end(code: str, most_chars: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.policy.cell_syntax._MOST_TRANSFORMS", 5)
-    monkeypatch.setattr("belljar.policy.cell_syntax._MOST_CHARS", most_chars)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MAX_TRANSFORMS", 5)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MAX_CHARS", most_chars)
     with pytest.raises(Unreadable, match=reason):
         read_cell(code)
 

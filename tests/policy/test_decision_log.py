@@ -15,7 +15,7 @@ POLICY = '[[tools]]\nmatch = "mail.*"\ndecision = "ask"\n[[code]]\ncalls = "eval
 def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path) -> None:
     guard = Guard(rulebook(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "someone@example.com")
     verdict = guard.judge("mail", "send", {"to": "a-secret"}, read_only=False, destructive=True)
-    guard.decided("mail", "send", verdict, "declined")
+    guard.record_decision("mail", "send", verdict, "declined")
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)
     assert told.pop("at").endswith("Z")
@@ -34,7 +34,7 @@ def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path)
 @pytest.mark.anyio
 async def test_findings_in_code_are_kept_with_their_line_and_without_the_code(tmp_path: Path) -> None:
     guard = Guard(rulebook(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "me")
-    guard.vetted("execution-1", await guard.examine("x = 1\neval('my secret')", ""), "allowed")
+    guard.record_code_decision("execution-1", await guard.examine("x = 1\neval('my secret')", ""), "allowed")
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)
     assert (told["execution"], told["line"], told["decision"], told["rule"]) == ("execution-1", 2, "warn", "code.1")

@@ -17,7 +17,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.policy.output_filter import MOST_LINE_CHARS, FilterScreen
+from belljar.policy.output_filter import MAX_LINE_CHARS, FilterScreen
 from belljar.policy.rules import OutputRule
 
 KEY = "sk-abcdefgh12345678"
@@ -55,12 +55,12 @@ def test_lines_go_out_as_soon_as_they_end_and_each_stream_by_itself() -> None:
 
 def test_a_line_without_end_is_given_out_and_a_value_in_it_is_not() -> None:
     filtering = screen()
-    filler = "x" * (MOST_LINE_CHARS // 2)
+    filler = "x" * (MAX_LINE_CHARS // 2)
     said: list[Event] = []
     for _ in range(6):
         for piece in (filler, " sk-abcd", "efgh1234 "):
             said += filtering.screen(Stream("stdout", piece))
-    assert len(text_of(said)) > MOST_LINE_CHARS
+    assert len(text_of(said)) > MAX_LINE_CHARS
     whole = text_of([*said, *filtering.flush()])
     assert whole == f"{filler} \\0[key] " * 6
 
@@ -69,7 +69,7 @@ def test_a_value_at_every_place_around_the_cut_is_replaced() -> None:
     for shift in range(0, 200, 9):
         filtering = screen()
         said = list(
-            filtering.screen(Stream("stdout", "y" * (MOST_LINE_CHARS - 4_100 - shift) + f" {KEY} " + "z" * 4_300))
+            filtering.screen(Stream("stdout", "y" * (MAX_LINE_CHARS - 4_100 - shift) + f" {KEY} " + "z" * 4_300))
         )
         assert "sk-" not in text_of([*said, *filtering.flush()])
 

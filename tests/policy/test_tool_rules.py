@@ -203,9 +203,9 @@ def test_rates_hold_over_all_sessions_of_one_principal_and_not_for_others() -> N
 def test_a_yes_holds_for_the_session_where_the_rule_says_so() -> None:
     asked = guard('[[tools]]\nmatch = "*"\ndecision = "ask"\nask_once = true')
     declined = judged(asked, "a.b")
-    asked.decided("a", "b", declined, "declined")
+    asked.record_decision("a", "b", declined, "declined")
     approved = judged(asked, "a.b")
-    asked.decided("a", "b", approved, "approved")
+    asked.record_decision("a", "b", approved, "approved")
     assert [declined.decision, approved.decision, judged(asked, "a.b").decision] == ["ask", "ask", "allow"]
 
 

@@ -28,7 +28,7 @@ from belljar.outputs.events import (
 from belljar.outputs.recorder import Screens
 from belljar.privacy import redaction_screen as screen_module
 from belljar.privacy.redaction import SessionRedactor
-from belljar.privacy.redaction_screen import MOST_CHARS, RedactionScreen
+from belljar.privacy.redaction_screen import MAX_CHARS, RedactionScreen
 from belljar.privacy.rules import PrivacyRules
 from belljar.runtime import open_runtime
 from shared_environment import settings_with
@@ -109,7 +109,7 @@ def test_output_without_end_is_not_shown_unsearched() -> None:
     screen = RedactionScreen(SessionRedactor(RULES))
     line = "x" * 999 + "\n"
     said = shown(
-        screen, Stream("stdout", line), Stream("stdout", line * (MOST_CHARS // 1_000)), Stream("stdout", "more\n")
+        screen, Stream("stdout", line), Stream("stdout", line * (MAX_CHARS // 1_000)), Stream("stdout", "more\n")
     )
     assert len(said) == 2
     assert said[0] == Stream("stdout", line)
@@ -117,7 +117,7 @@ def test_output_without_end_is_not_shown_unsearched() -> None:
 
 
 def test_output_that_takes_too_long_to_search_is_not_shown_unsearched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen_module, "MOST_S", 0.001)
+    monkeypatch.setattr(screen_module, "MAX_S", 0.001)
     numbers = "+123456" * 500
     screen = RedactionScreen(SessionRedactor(RULES))
     said = shown(screen, Stream("stdout", f"{numbers}\n"), Stream("stdout", "more\n"), DisplayData({"text/plain": "x"}))
@@ -139,7 +139,7 @@ async def test_what_may_take_long_to_search_is_not_searched_in_the_loop() -> Non
         def flush(self) -> list[Event]:
             return []
 
-    await Screens([Notes()]).passed(Stream("stdout", "+123456" * 100))
+    await Screens([Notes()]).apply(Stream("stdout", "+123456" * 100))
     assert places != [threading.get_ident()]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from personal_data import LOOKALIKES, VALUES, WORDS, mixed_texts
 
 from belljar.errors import SecretRefused
-from belljar.privacy.redaction import MOST_DEPTH, SessionRedactor
+from belljar.privacy.redaction import MAX_DEPTH, SessionRedactor
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.secrets import Secrets
 from belljar.privacy.vault import AHEAD, TOKEN, TokenCounter, TokenLog, Vault
@@ -302,7 +302,7 @@ def test_nor_when_what_came_after_the_kill_is_all_that_is_known(tmp_path: Path, 
 
 
 def test_a_full_vault_hides_and_does_not_bring_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.privacy.vault.MOST_VALUES", 1)
+    monkeypatch.setattr("belljar.privacy.vault.MAX_VALUES", 1)
     redactor = SessionRedactor(RULES)
     assert redactor.redact_text("a@b.example c@d.example") == "[EMAIL_1] [EMAIL]"
     assert trusted(redactor, "[EMAIL]") == "[EMAIL]"
@@ -310,7 +310,7 @@ def test_a_full_vault_hides_and_does_not_bring_back(monkeypatch: pytest.MonkeyPa
 
 def test_nothing_is_followed_without_end() -> None:
     deep: Any = "ann@example.com"
-    for _ in range(MOST_DEPTH + 10):
+    for _ in range(MAX_DEPTH + 10):
         deep = [deep]
     assert "ann@" not in json.dumps(SessionRedactor(RULES).redact(deep))
 

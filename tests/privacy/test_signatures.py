@@ -1,6 +1,6 @@
 import pytest
 
-from belljar.privacy.signatures import HIDDEN, MOST_KEPT, KnownSignatures, signatures_in, without_signatures
+from belljar.privacy.signatures import HIDDEN, MAX_KEPT, KnownSignatures, signatures_in, without_signatures
 
 AZURE = "https://a.blob.core.windows.net/c/x.csv?sv=2024-11-04&sr=b&sig=abc%2Bdef%2Fghi%3D&se=2026"
 AMAZON = "https://b.s3.amazonaws.com/k?X-Amz-Credential=me&X-Amz-Signature=0123456789abcdef&X-Amz-Expires=60"
@@ -36,8 +36,8 @@ def test_code_without_signed_urls_is_left_as_it_is(code: str) -> None:
 
 def test_only_the_latest_signatures_are_remembered_the_longest_first() -> None:
     known = KnownSignatures()
-    known.learn(f"signature-{number:04}" for number in range(MOST_KEPT + 10))
+    known.learn(f"signature-{number:04}" for number in range(MAX_KEPT + 10))
     known.learn(["a-longer-signature"])
-    assert len(known.all()) == MOST_KEPT
+    assert len(known.all()) == MAX_KEPT
     assert known.all()[0] == "a-longer-signature"
     assert "signature-0000" not in known.all()

@@ -87,7 +87,7 @@ async def test_a_restored_kernel_has_its_variables_and_what_was_noted_of_its_exe
         await run(kernel, "x = 1")
         first.handover.note_execution("s", "an execution", 30)
         first.handover.note_call("s", 1, CALL)
-        await first.handover.settled()
+        await first.handover.wait_until_settled()
         assert (first.handover.has("s"), first.handover.has_any(), first.handover.left()) == (True, True, [])
         await first.handover.detach("s")
     async with a_server(folder, default_environment) as second:
@@ -95,7 +95,7 @@ async def test_a_restored_kernel_has_its_variables_and_what_was_noted_of_its_exe
         restored = await second.restore()
         await second.handover.end_unclaimed()
         assert (restored.note.execution_id, restored.note.timeout_s) == ("an execution", 30)
-        assert (restored.calls, restored.copies, restored.extra_descriptor) == ([CALL], [], -1)
+        assert (restored.calls, restored.checkpoints, restored.extra_descriptor) == ([CALL], [], -1)
         await restored.kernel.catch_up()
         outcome = await run(restored.kernel, "x + 1")
         assert outcome.result == {"text/plain": "2"}
@@ -114,9 +114,9 @@ async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kerne
         await run(kernel, "x = 1")
         identity = first.handover.identity_of("s")
         first.handover.deposit("s", kernel, identity, extra_descriptor=box)
-        first.handover.deposit_copy("s", "asleep", kernel, await kernel.snapshot(), {"label": "asleep"})
-        first.handover.deposit_copy("s", "gone", kernel, await kernel.snapshot(), {"label": "gone"})
-        first.handover.withdraw_copy("s", "gone")
+        first.handover.deposit_checkpoint("s", "asleep", kernel, await kernel.fork_checkpoint(), {"label": "asleep"})
+        first.handover.deposit_checkpoint("s", "gone", kernel, await kernel.fork_checkpoint(), {"label": "gone"})
+        first.handover.withdraw_checkpoint("s", "gone")
         await run(kernel, "x = 2")
         await first.handover.detach("s")
     os.close(box)
@@ -124,8 +124,8 @@ async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kerne
         restored = await second.restore()
         with os.fdopen(restored.extra_descriptor, "rb") as handed_over:
             assert os.pread(handed_over.fileno(), 10, 0) == b"kept"
-        assert [copy.words for copy in restored.copies] == [{"label": "asleep"}]
-        kernel, copy = restored.kernel, restored.copies[0].copy
+        assert [copy.words for copy in restored.checkpoints] == [{"label": "asleep"}]
+        kernel, copy = restored.kernel, restored.checkpoints[0].process
         assert isinstance(kernel, IPythonKernel)
         assert copy is not None
         woken = await kernel.restore(copy)
@@ -155,7 +155,7 @@ async def test_a_kernel_outside_a_sandbox_of_namespaces_is_not_deposited(
 ) -> None:
     async with a_server(folder, default_environment) as server, process_place.open("ipython") as kernel:
         server.handover.deposit("s", kernel, None)
-        await server.handover.settled()
+        await server.handover.wait_until_settled()
         assert not server.handover.has("s")
         server.handover.note_execution("s", "an execution", 30)
         await server.handover.detach("s")
@@ -168,7 +168,7 @@ async def test_where_nothing_is_handed_over_every_call_leaves_the_kernel_alone(p
         handover.deposit("s", kernel, None)
         handover.note_execution("s", "an execution", 30)
         handover.note_call("s", 1, CALL)
-        await handover.settled()
+        await handover.wait_until_settled()
         assert (handover.is_on, handover.has("s"), handover.has_any(), handover.left()) == (False, False, False, [])
         assert await handover.faults() == {}
         await handover.detach("s")

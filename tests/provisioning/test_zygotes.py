@@ -124,7 +124,7 @@ async def test_a_zygote_that_never_gets_warm_is_told_of_and_sessions_start_cold(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
 ) -> None:
     if module == "hangs":
-        monkeypatch.setattr(zygotes, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(zygotes, "TIMEOUT_S", 1.0)
     async with preloaded(environment, tmp_path, module) as (place, complaint):
         assert said in complaint
         assert not await place.starter.wait_until_warm(place.name)
@@ -135,14 +135,14 @@ async def test_a_zygote_that_never_gets_warm_is_told_of_and_sessions_start_cold(
 async def test_copies_of_a_kernel_that_was_started_cold_end_without_a_trace(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygotes, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(zygotes, "TIMEOUT_S", 0.5)
     code = (
         "import atexit\natexit.register(lambda: open('left', 'w').close())\n"
         "file = open('log', 'w'); written = file.write('once')"
     )
     async with preloaded(environment, tmp_path, "hangs") as (place, _), place.open() as kernel:
         await run(kernel, code)
-        copy = await kernel.snapshot()
+        copy = await kernel.fork_checkpoint()
         kernel.forget(copy)
         await until(lambda: not read(copy.pid, "cmdline"))
         assert await value(kernel, "import os; os.listdir(), open('log').read()") == "(['log'], '')"

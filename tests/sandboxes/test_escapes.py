@@ -260,7 +260,7 @@ sys.stdin.read()
 FORBIDDEN = b"CONNECT forbidden.example:443 HTTP/1.1\r\nHost: forbidden.example:443\r\n\r\n"
 SEARCH = b'{"id": 1, "op": "search", "query": "x", "limit": 1}\n'
 CROWD_SIZE = 200
-MOST_DESCRIPTORS = 16 + 64 + 20 + 80
+MAX_DESCRIPTORS = 16 + 64 + 20 + 80
 """Of one session: connections and spilled answers of its tools, of its packages, of its way out."""
 
 
@@ -329,7 +329,7 @@ async def test_a_crowd_of_connections_takes_few_descriptors_and_keeps_nobody_els
         assert json.loads(await _asked(theirs, "tools", SEARCH))["outcome"] == "found"
         assert b"installed" in await _asked(theirs, "packages", b'{"requirements": ["x"]}\n')
         assert b" 403 " in await _asked(theirs, "egress", FORBIDDEN)
-        assert _descriptors() - before <= MOST_DESCRIPTORS
+        assert _descriptors() - before <= MAX_DESCRIPTORS
         os.close(going)
         await read_to_end(reading)
         async with asyncio.timeout(DEADLINE_S):

@@ -17,8 +17,7 @@ from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Identity, Limits
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace import fork_trial, hardening
-from belljar.sandboxes.namespace import namespaces as places
+from belljar.sandboxes.namespace import fork_trial, hardening, namespaces
 from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
@@ -397,7 +396,7 @@ async def test_a_spawn_that_is_cancelled_leaves_nothing(forks: ForkedSandboxes) 
 async def test_the_death_of_the_server_is_the_end_of_all(forks: ForkedSandboxes) -> None:
     """What makes the sandboxes is killed, not asked."""
     reading, writing = os.pipe()
-    sources = Path(places.__file__).parents[2]
+    sources = Path(namespaces.__file__).parents[2]
     sandbox = await usable("process").open(forks.spec())
     forks.opened.append(sandbox)
     server = await sandbox.spawn(
@@ -448,7 +447,7 @@ async def test_a_nested_sandbox_that_would_be_too_deep_is_refused(
     assert isinstance(parent.sandbox, NamespaceSandbox)
     one = await forks.nested(parent)
     assert isinstance(one.sandbox, NamespaceSandbox)
-    monkeypatch.setattr(places, "MOST_LEVELS", one.sandbox.place.levels + 1)
+    monkeypatch.setattr(namespaces, "MAX_LEVELS", one.sandbox.level.depth + 1)
     with pytest.raises(SandboxUnavailable, match="deep"):
         await forks.nested(one)
     assert not one.sandbox._nested
@@ -456,9 +455,9 @@ async def test_a_nested_sandbox_that_would_be_too_deep_is_refused(
 
 async def test_as_deep_as_is_allowed_works(forks: ForkedSandboxes) -> None:
     sandboxed = await forks.parent()
-    while sandboxed.sandbox.place.levels + 2 <= places.MOST_LEVELS:  # type: ignore[attr-defined]
+    while sandboxed.sandbox.level.depth + 2 <= namespaces.MAX_LEVELS:  # type: ignore[attr-defined]
         sandboxed = await forks.nested(sandboxed)
-    with pytest.raises(SandboxUnavailable, match=f"Linux nests {places.MOST_LEVELS}"):
+    with pytest.raises(SandboxUnavailable, match=f"Linux nests {namespaces.MAX_LEVELS}"):
         await forks.nested(sandboxed)
     assert await sandboxed.ask("answer = 1") == 1
 
@@ -473,6 +472,13 @@ async def test_sessions_whose_folders_are_not_below_tmp_are_forked_too() -> None
             await one.ask("kept = 1")
             clone = await forks.nested(one)
             assert await clone.ask("answer = kept") == 1
+            # Inside, /var/tmp is a link to /tmp, unless something that a session has to see lies below it.
+            shown = Path(folder, "shown")
+            shown.mkdir()
+            (shown / "file").write_text("content")
+            shown.chmod(0o755)
+            other = await forks.parent(readable=[shown])
+            assert await other.ask(f"answer = open('{shown}/file').read()") == "content"
         finally:
             await forks.aclose()
 

@@ -58,7 +58,7 @@ async def test_no_process_sleeps_for_the_state_before_the_first_cell(runtime: Ru
     session, first = await changed(runtime)
     kept = session.session_kernel.checkpoints.find(first)
     assert kept.is_fresh
-    assert kept.copy.memory_mb() == 0
+    assert kept.process.memory_mb() == 0
     second, _ = await ran(session, "x = 2")
     assert not session.session_kernel.checkpoints.find(second).is_fresh
 

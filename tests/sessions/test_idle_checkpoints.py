@@ -10,7 +10,7 @@ from belljar.environments import Environment
 from belljar.executions.cell import make_cell
 from belljar.runtime import open_runtime
 from belljar.sessions import checkpoints
-from belljar.sessions.checkpoints import Checkpoint
+from belljar.sessions.checkpoints import Checkpoint, CheckpointWatcher
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
@@ -40,18 +40,16 @@ async def run(session: Session, code: str) -> None:
     await session.queue.drain()
 
 
-class Watching:
+class Watching(CheckpointWatcher):
     """Hears of states with a variable."""
 
     def __init__(self, variable: str) -> None:
         self.is_kept = asyncio.Event()
         self._variable = variable
 
-    def kept(self, checkpoint: Checkpoint) -> None:
+    def on_keep(self, checkpoint: Checkpoint) -> None:
         if self._variable in checkpoint.variables:
             self.is_kept.set()
-
-    def dropped(self, checkpoint: Checkpoint) -> None: ...
 
 
 async def test_cells_that_follow_each_other_have_one_task_that_waits(

@@ -49,7 +49,7 @@ async def test_one_cell_has_all_its_text_where_there_is_room(tmp_path: Path) -> 
 async def test_more_code_and_displays_than_that_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(history, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(history, "MAX_BYTES", 10_000)
     stored = {"display": {"mime": "image/png", "uri": "execution://0/displays/1.png"}}
     inline = {"display": {"mime": "text/html", "text": "x" * 2_000}}
     event = OutputEvent(sequence=1, kind="display", text="", data=stored if what == "file" else inline)

@@ -55,8 +55,8 @@ def test_a_pinned_version_stays_current_and_is_not_dropped(store: OwnerStore):
     skill = store.get("tidy")
     assert skill.current is not None
     assert skill.current.digest == first.digest
-    assert len(skill.versions) == stores.MOST_VERSIONS + 1
-    assert len([*(store.folder / "versions").iterdir()]) == stores.MOST_VERSIONS + 1
+    assert len(skill.versions) == stores.MAX_VERSIONS + 1
+    assert len([*(store.folder / "versions").iterdir()]) == stores.MAX_VERSIONS + 1
     store.pin("tidy", "")
     assert store.get("tidy").current == store.get("tidy").versions[-1]
 
@@ -77,7 +77,7 @@ def test_a_store_that_is_full_refuses_and_keeps_what_it_has(store: OwnerStore, m
     add(store, "x = 1\n")
     with pytest.raises(TooLarge, match="skills_mb allows 1,048,576"):
         add(store, "#" * 1_100_000)
-    monkeypatch.setattr(stores, "MOST_SKILLS", 1)
+    monkeypatch.setattr(stores, "MAX_SKILLS", 1)
     with pytest.raises(TooLarge, match="1 saved skills already"):
         store.add(content("other"), state="approved", session_id="", servers=[])
     assert [*store.skills()] == ["tidy"]

@@ -308,7 +308,7 @@ async def test_what_is_too_long_for_a_packet_is_refused_and_the_rest_stays(lines
     supervisor.store("two", Deposit({"words": "x" * PACKET_BYTES}, is_session=True))
     with pytest.raises(SandboxUnavailable, match="is the most"):
         await start(supervisor, "/bin/true", "x" * PACKET_BYTES)
-    await supervisor.settled()
+    await supervisor.wait_until_settled()
     assert (supervisor.has("one"), supervisor.has("two")) == (True, False)
     assert supervisors(folder) == {pid}
 
@@ -366,13 +366,13 @@ async def test_a_stopped_one_is_not_waited_for_without_end_by_a_server_that_star
     first = lines.open()
     first.store("one", Deposit({}, is_session=True))
     (pid,) = supervisors(folder)
-    await first.settled()
+    await first.wait_until_settled()
     os.kill(pid, signal.SIGSTOP)
     # Said while nobody listens, by a server that is gone when somebody does.
     for number in range(20):
         first.store(f"late-{number}", Deposit({}, is_session=True))
     first.close()
-    monkeypatch.setattr(discovery, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(discovery, "TIMEOUT_S", 0.2)
     with pytest.raises(SandboxUnavailable, match="gives no answer"):
         lines.open()
     os.kill(pid, signal.SIGCONT)

@@ -14,7 +14,7 @@ from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import APP_TOOL as TOOL
 from belljar.surfaces.apps_extension import APP_URI as URI
-from belljar.surfaces.apps_extension import MOST_CELLS
+from belljar.surfaces.apps_extension import MAX_CELLS
 
 pytestmark = pytest.mark.anyio
 DRAWS = advertise(EXTENSION_ID, {"mimeTypes": [APP_MIME_TYPE]})
@@ -60,14 +60,14 @@ async def test_the_page_is_one_small_file_that_loads_nothing(host: Caller):
 
 
 async def test_the_latest_cells_come_with_pictures_and_the_text_says_all(host: Caller, shared_session: str):
-    for number in range(MOST_CELLS):
+    for number in range(MAX_CELLS):
         await host.execute(f"print('cell', {number})", shared_session)
     await host.execute(FIGURE, shared_session)
     await host.execute("print('before'); 1 / 0", shared_session)
     answer = await host.call(TOOL, session_id=shared_session)
     assert len(json.dumps(answer.structured_content)) < 700_000
     cells = _cells(answer)
-    assert [cell["status"] for cell in cells] == ["ok"] * (MOST_CELLS - 1) + ["error"]
+    assert [cell["status"] for cell in cells] == ["ok"] * (MAX_CELLS - 1) + ["error"]
     (picture,) = cells[-2]["parts"]
     kind, _, data = picture["src"].partition(";base64,")
     assert kind == "data:image/png"

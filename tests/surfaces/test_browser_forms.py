@@ -48,7 +48,7 @@ async def runtime(
     servers = {"playwright": browser(folder / "pages")}
     async with opened_runtime(default_environment, folder, mcp_servers=servers) as runtime:
         assert runtime.toolbox is not None
-        await runtime.toolbox.ready()
+        await runtime.toolbox.wait_until_ready()
         yield runtime
 
 

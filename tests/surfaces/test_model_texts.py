@@ -138,7 +138,7 @@ async def test_a_look_at_the_packages_that_takes_long_is_not_begun_again(
         return [PackageStatus(name="pandas", installed=True)]
 
     monkeypatch.setattr(tools_list, "check_installed", slow_look)
-    monkeypatch.setattr(tools_list, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(tools_list, "_TIMEOUT_S", 0.01)
     surroundings = tools_list.Surroundings(runtime)
     assert "Installed" not in await surroundings.text("local")
     assert "Installed" not in await surroundings.text("local")

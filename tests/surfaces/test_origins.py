@@ -23,7 +23,7 @@ MAKE = "x = [1]\nopen('f', 'w').write('one')"
 SPOIL = "x.append(2)\nopen('f', 'w').write('two')\nopen('g', 'w').close()"
 LOOK = "x, open('f').read(), __import__('os').path.exists('g')"
 GOOD, SPOILED = "([1], 'one', False)", "([1, 2], 'two', True)"
-HOW = "'serving' in open('/proc/self/cmdline').read().split('\\0')"
+HOW = "'runner' in open('/proc/self/cmdline').read().split('\\0')"
 # When the process started, by a clock that the host and the sandbox share.
 SINCE = "int(open('/proc/self/stat').read().rpartition(')')[2].split()[19]) / __import__('os').sysconf('SC_CLK_TCK')"
 ORIGINS = ["cold", "early", "pooled", "forked", "woken", "rewound"]

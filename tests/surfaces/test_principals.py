@@ -20,7 +20,7 @@ from serving_process import http_server, serve_over_http
 from skill_clients import ask, listed
 
 KEYS = {"ada": "a" * 40, "bob": "b" * 40}
-MOST, EACH = 4, 2
+MAX, EACH = 4, 2
 CONNECTIONS = 32
 SECRET = "hibiscus"
 
@@ -33,7 +33,7 @@ def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFacto
     variables = {
         "BELLJAR_API_KEYS": ",".join(f"{name}:{key}" for name, key in KEYS.items()),
         "BELLJAR_MCP_CONFIG": str(config),
-        "BELLJAR_MAX_SESSIONS": str(MOST),
+        "BELLJAR_MAX_SESSIONS": str(MAX),
         "BELLJAR_POOL_SIZE": "0",
         "BELLJAR_MAX_CONNECTIONS": str(CONNECTIONS),
         "BELLJAR_WORKSPACE": "on",

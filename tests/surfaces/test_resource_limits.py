@@ -144,7 +144,7 @@ async def test_a_cell_that_makes_very_many_files_is_interrupted_too(
     refused = await caller.refusal("upload_file", session_id=first.session_id, name="more", text="x")
     assert refused.startswith("too-large: disk_full: ")
     emptied = await caller.execute("for name in os.listdir(): os.remove(name)\nkept", first.session_id)
-    assert (emptied.status, emptied.result, emptied.cause) == ("ok", "1", None)
+    assert (emptied.status, emptied.result, emptied.cause) == ("ok", "1", None), emptied
 
 
 async def test_what_a_cell_left_writing_is_stopped_too(runtime: Runtime, caller: Caller) -> None:

@@ -142,7 +142,7 @@ class Asking:
     def wants_console(self, verdict: Verdict) -> bool:
         return False
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         self.outcomes.append(outcome)
 
 

@@ -16,7 +16,7 @@ from belljar.surfaces.server import build_server
 pytestmark = pytest.mark.anyio
 
 # Of the definitions as clients put them into a prompt; a token has about four characters.
-MOST_CHARACTERS = 1_800
+MAX_CHARACTERS = 1_800
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def shown(tools: list[Any]) -> str:
 async def test_it_costs_the_model_a_few_hundred_tokens(caller: Caller):
     tools = (await caller.client.list_tools()).tools
     assert [tool.name for tool in tools] == ["execute_code", "get_execution", "search_tools"]
-    assert len(shown(tools)) < MOST_CHARACTERS
+    assert len(shown(tools)) < MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("surfaces", [["interpreter"], ["interpreter", "toolbox"]])

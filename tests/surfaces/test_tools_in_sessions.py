@@ -119,7 +119,7 @@ async def test_a_shape_that_was_seen_is_in_the_signature_of_the_next_import(
     await value(caller, shared_session, "from servers.awkward import records\nrecords(count=1)")
     assert runtime.toolbox is not None
     with anyio.fail_after(30):
-        await runtime.toolbox.written()
+        await runtime.toolbox.wait_until_written()
     code = "import inspect, servers.awkward\ninspect.signature(servers.awkward.records).return_annotation"
     assert await value(caller, shared_session, code) == "'list[RecordsResultItem]'"
 

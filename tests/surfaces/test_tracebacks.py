@@ -63,8 +63,8 @@ def test_frames_of_ours_are_hidden_wherever_belljar_is_installed():
             "----> 1 name = input('Name? ')",
             "    [... skipping hidden 1 frame]",
             "",
-            "File /tmp/clone/src/belljar/inside/runner/serving.py:199, in Runner._answer_to(self, question)",
-            "--> 199     raise EOFError(NO_INPUT)",
+            "File /tmp/clone/src/belljar/inside/runner/host_link.py:99, in HostLink._answer_to(self, question)",
+            "--> 99     raise EOFError(NO_INPUT)",
             "",
             "EOFError: input() has nobody to ask here",
         ]

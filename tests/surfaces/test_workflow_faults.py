@@ -31,7 +31,7 @@ from waiting import until, until_blocking
 from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
-MOST_RUNS = 2
+MAX_RUNS = 2
 END_S = 300.0
 
 # The moments of a step at which the server is killed: a query that is true then, of the latest run.
@@ -188,7 +188,7 @@ class RunFaults(RuleBasedStateMachine):
         self.a_run_begins(steps)
 
     @rule(steps=texts())
-    @precondition(lambda self: len(self.runs) < MOST_RUNS)
+    @precondition(lambda self: len(self.runs) < MAX_RUNS)
     def a_run_begins(self, steps: list[dict[str, Any]]) -> None:
         mark = f"r{len(self.runs)}"
         text = workflow(*steps, variables={"flag": 1, "mark": mark})

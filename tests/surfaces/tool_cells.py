@@ -26,7 +26,7 @@ async def runtime_with_tools(
     async with opened_runtime(environment, folder, mcp_servers=servers, **chosen) as runtime:
         assert runtime.toolbox is not None
         if ready:
-            await runtime.toolbox.ready()
+            await runtime.toolbox.wait_until_ready()
         yield runtime
 
 

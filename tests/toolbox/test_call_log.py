@@ -1,14 +1,14 @@
 from belljar.toolbox.base import CallRecord
-from belljar.toolbox.call_log import MOST_RECORDS, CallLog, most_telling
+from belljar.toolbox.call_log import MAX_RECORDS, CallLog, most_telling
 
 
 def test_a_call_that_is_under_way_is_never_forgotten():
     ledger = CallLog()
     first = ledger.start("s", "slow")
-    for _ in range(2 * MOST_RECORDS):
+    for _ in range(2 * MAX_RECORDS):
         ledger.finish(ledger.start("s", "quick"), "returned")
     records = ledger.records()
-    assert len(records) == MOST_RECORDS
+    assert len(records) == MAX_RECORDS
     assert (records[0].tool, records[0].state) == ("slow", "started")
     ledger.finish(first, "cancelled")
     assert ledger.records()[0].state == "cancelled"

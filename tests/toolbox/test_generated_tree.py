@@ -410,11 +410,11 @@ async def test_a_tree_that_outlives_its_server_shows_the_next_ones_callers_nothi
     chosen: dict[str, Any] = {"data_directory": tmp_path, "mcp_servers": {"awkward": server}}
     async with open_toolbox(settings_with(**chosen, api_keys=keys[:1]), left) as toolbox:
         assert toolbox is not None
-        await toolbox.ready()
+        await toolbox.wait_until_ready()
         tool = (await toolbox.catalogue("awkward", "records")).find("awkward", "records")
         assert tool is not None
         toolbox.learn("key:ada", tool, {"hibiscus": 1})
-        await toolbox.written()
+        await toolbox.wait_until_written()
         assert "hibiscus" in seen()
     async with open_toolbox(settings_with(**chosen, api_keys=keys), left):
         assert "hibiscus" not in seen()

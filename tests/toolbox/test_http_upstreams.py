@@ -122,12 +122,12 @@ async def test_addresses_that_hang_are_named_and_hide_nobody() -> None:
         }
         servers = [HttpServer(how, each.url) for how, each in found.items()]
         async with connected(*servers, wait_s=0.2) as upstreams:
-            await until(lambda: not upstreams.known().servers["works"].is_connecting)
+            await until(lambda: not upstreams.catalogue_nowait().servers["works"].is_connecting)
             assert (await call(upstreams, "echo", server="works")).blocks[0].text == "called"
             for how in ("accepts", "headers", "events"):
                 with pytest.raises(UpstreamFailed, match=f"{how} is still connecting .*it has not answered yet"):
                     await call(upstreams, "echo", server=how)
-            assert [tool.name for tool in upstreams.known().tools()] == ["echo"]
+            assert [tool.name for tool in upstreams.catalogue_nowait().tools()] == ["echo"]
         async with connected(servers[1], start_s=0.5) as upstreams:
             error = (await upstreams.catalogue()).servers["headers"].error
             assert error == "MCP server headers was not ready within 0.5 s: it has not answered yet"
@@ -154,7 +154,7 @@ async def test_one_that_hangs_when_it_is_connected_to_again_keeps_its_tools_and_
             tasks.start_soon(hang_then)
             with pytest.raises(UpstreamFailed, match=r"web is still connecting .*it has not answered yet"):
                 await call(upstreams, "echo", server="web")
-        assert [tool.name for tool in upstreams.known().tools()] == ["echo"]
+        assert [tool.name for tool in upstreams.catalogue_nowait().tools()] == ["echo"]
         found.how = "works"
 
 
@@ -166,14 +166,14 @@ async def test_a_process_that_hangs_when_it_is_started_again_keeps_its_tools_and
             await call(upstreams, "die", server="later")
         with pytest.raises(UpstreamFailed, match="later is still connecting"):
             await call(upstreams, "echo", server="later")
-        assert [tool.name for tool in upstreams.known().tools()] == ["echo"]
+        assert [tool.name for tool in upstreams.catalogue_nowait().tools()] == ["echo"]
 
 
 async def test_servers_that_hang_do_not_keep_us_from_stopping() -> None:
     async with address("works") as works, address("accepts") as hangs:
         with anyio.fail_after(9):  # in 10 s a connection would be left as it is
             async with connected(HttpServer("works", works.url), HttpServer("hangs", hangs.url)) as upstreams:
-                upstreams.known()
+                upstreams.catalogue_nowait()
                 await call(upstreams, "echo", server="works")
                 await until(lambda: bool(hangs.seen))
                 works.how = "accepts"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from belljar.toolbox.learned_shapes import MOST_FIELDS, Shapes, merged, shape_of
+from belljar.toolbox.learned_shapes import MAX_FIELDS, Shapes, merged, shape_of
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 
@@ -46,7 +46,7 @@ def test_answers_add_up() -> None:
         ["Ann Smith", "Bob"],
         ["/home/ann"],
         ["account_12345678"],
-        [f"field{number}" for number in range(MOST_FIELDS + 1)],
+        [f"field{number}" for number in range(MAX_FIELDS + 1)],
     ],
 )
 def test_keys_that_are_data_are_not_kept(keys: list[str]) -> None:
@@ -94,7 +94,7 @@ def test_a_shape_is_bounded_whatever_is_sent(tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(200):
         deep = {"a": [deep]}
-    wide = [{f"k{n}": {f"f{n}_{m}": [1] for m in range(40)} for n in range(MOST_FIELDS)} for _ in range(30)]
+    wide = [{f"k{n}": {f"f{n}_{m}": [1] for m in range(40)} for n in range(MAX_FIELDS)} for _ in range(30)]
     assert len(json.dumps(shape_of(deep))) < 1_000
     assert len(json.dumps(shape_of(wide))) < 200_000
     shapes = Shapes(tmp_path)

@@ -52,14 +52,14 @@ async def upstreams(servers: dict[str, StdioServer], place: Path) -> AsyncGenera
 async def test_a_server_that_takes_the_newer_request_badly_is_connected_as_an_older_one(
     upstreams: UpstreamConnections, how: str
 ) -> None:
-    assert upstreams.known().servers[how].error == ""
+    assert upstreams.catalogue_nowait().servers[how].error == ""
     assert await said(upstreams, "echo", {"a": how}, server=how) == f'{{"a": "{how}"}}'
 
 
 async def test_what_was_learnt_is_remembered_by_the_next_belljar(
     upstreams: UpstreamConnections, servers: dict[str, StdioServer], place: Path
 ) -> None:
-    assert upstreams.known().servers["exits"].error == ""
+    assert upstreams.catalogue_nowait().servers["exits"].error == ""
     before = {how: len((place / how).read_text().splitlines()) for how in WAYS}
     assert (before["exits"], before["refuses"], before["wedges"]) == (2, 1, 2)
     async with open_upstreams(servers, UpstreamLimits(start_s=10), place / "eras.json") as again:

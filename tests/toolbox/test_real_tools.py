@@ -63,7 +63,7 @@ def _entry(server: StdioServer) -> dict[str, Any]:
 
 async def _ready(runtime: Runtime) -> Session:
     assert runtime.toolbox is not None
-    await runtime.toolbox.ready()
+    await runtime.toolbox.wait_until_ready()
     catalogue = await runtime.toolbox.catalogue()
     assert {name: server.error for name, server in catalogue.servers.items() if server.error} == {}
     return runtime.sessions.create("local")

@@ -1,13 +1,18 @@
 import math
+import sys
 from collections.abc import Sequence
+from importlib import invalidate_caches
+from operator import mul
+from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import pytest
 
+from belljar.toolbox import sentence_vectors
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
-from belljar.toolbox.search import DEFAULT_LIMIT, MOST_RESULTS, ToolIndex, terms
-from belljar.toolbox.sentence_vectors import Vector, sentence_model
+from belljar.toolbox.search import DEFAULT_LIMIT, MAX_RESULTS, ToolIndex, terms
+from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.synonyms import rephrased, stem, synonyms
 
 
@@ -62,7 +67,7 @@ def test_parameters_are_found_and_descriptions_of_them() -> None:
 def test_without_words_all_come_in_their_order_up_to_the_limit() -> None:
     tools = index(*(tool(f"t{number}") for number in range(100)))
     assert [each.name for each in tools.search("")] == [f"t{number}" for number in range(DEFAULT_LIMIT)]
-    assert len(tools.search("", limit=10_000)) == MOST_RESULTS
+    assert len(tools.search("", limit=10_000)) == MAX_RESULTS
     assert len(tools.search("", limit=-1)) == 1
 
 
@@ -134,9 +139,13 @@ def test_everyday_words_find_what_tools_call_otherwise(query: str, first: str) -
 class Letters:
     """A model of the smallest kind: texts are similar that have the same letters."""
 
-    def embed(self, texts: Sequence[str]) -> list[Vector]:
+    def embed(self, texts: Sequence[str]) -> list[Any]:
         counts = [[float(text.lower().count(letter)) for letter in ascii_lowercase] for text in texts]
         return [[value / (math.hypot(*vector) or 1) for value in vector] for vector in counts]
+
+    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
+        (wanted,) = self.embed([query])
+        return [sum(map(mul, wanted, vector)) for vector in vectors]
 
 
 def test_the_rankings_by_words_and_by_sentences_are_merged_and_what_both_find_is_first() -> None:
@@ -161,3 +170,32 @@ def test_the_model_of_the_extra_finds_what_has_no_word_in_common() -> None:
     tools.add_sentences(model)
     assert tools.search("do I need an umbrella")[0].name == "get_forecast"
     assert tools.search("I do not like this song")[0].name == "next_track"
+
+
+def test_texts_have_the_same_vectors_alone_and_together_and_none_is_more_similar_than_the_text_itself() -> None:
+    model = sentence_model()
+    if model is None:
+        pytest.skip("the extra `search` is not installed")
+    texts = ["a", "Weather forecast for a place.", "Skip to the next track in the queue. " * 20, "a"]
+    vectors = model.embed(texts)
+    for text, vector in zip(texts, vectors, strict=True):
+        # A text of its own batch is not filled up; 8-bit arithmetic rounds by what else is in a batch.
+        assert model.similarities(text, [vector])[0] == pytest.approx(1, abs=0.02)
+        assert max(model.similarities(text, vectors)) <= 1.001
+    assert model.similarities("anything", []) == []
+
+
+@pytest.mark.parametrize("broken", ["missing", "changed"])
+def test_without_the_files_that_are_known_tools_are_searched_by_words(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if broken == "changed":
+        for package, file in (sentence_vectors.MINILM, sentence_vectors.MINILM_TOKENIZER, sentence_vectors.GRANITE):
+            path = tmp_path / package / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"HMSEMB01 something else")
+            (tmp_path / package / "__init__.py").write_text("raise SystemExit('code of the package ran')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    invalidate_caches()
+    assert sentence_model.__wrapped__() is None
+    assert ("has changed" in caplog.text) == (broken == "changed")

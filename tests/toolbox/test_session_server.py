@@ -143,7 +143,7 @@ async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: p
         sock = connected()
         await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
         await until(lambda: 0 < tool_server.under_way == tool_server.unsent.waiting)
-        assert tool_server.unsent.size_bytes > session_server.MOST_BYTES
+        assert tool_server.unsent.size_bytes > session_server.MAX_BYTES
         answers = await lines(sock, 12)
         assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
 

@@ -181,7 +181,7 @@ async def test_a_list_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) ->
 async def test_a_server_that_says_too_much_of_its_tools_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "MOST_CHARACTERS", 2_000)
+    monkeypatch.setattr(connection, "MAX_CHARACTERS", 2_000)
     async with connected(awkward()) as upstreams:
         tools = (await upstreams.catalogue()).tools()
     assert 1 <= len(tools) <= 20

@@ -238,4 +238,4 @@ async def test_one_bad_entry_of_a_list_costs_that_entry_alone(caplog: pytest.Log
         # That its tools have changed is heard, however it is said.
         with anyio.fail_after(20):
             await changed.wait()
-        assert upstreams.known().tools()[-1].name == "later"
+        assert upstreams.catalogue_nowait().tools()[-1].name == "later"

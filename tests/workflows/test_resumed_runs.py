@@ -43,7 +43,7 @@ async def test_a_step_that_a_stopped_server_broke_off_starts_again_from_the_vari
 ):
     text = workflow(code("a", "seen = ['a']"), code("b", f"{GATE}1"), code("c", "seen"))
     async with engine(default_environment, tmp_path) as runtime:
-        run = await runtime.workflows.start(runtime.workflows.library.sent(text), "local")
+        run = await runtime.workflows.start(runtime.workflows.library.from_text(text), "local")
         session = await runtime.sessions.reach(run.record.session_id, "local")
         await until(lambda: "seen" in session.session_kernel.variables and shown(runtime, run.id).step == "b")
         await until(lambda: any(each.has_started for each in session.queue.running()))
@@ -74,7 +74,7 @@ async def test_a_question_outlives_its_server_and_a_finished_step_is_not_run_aga
         *steps, code("d", "[n, region, steps['l']['result'], steps['c']['result']]"), variables={"region": "x"}
     )
     async with engine(default_environment, tmp_path) as runtime:
-        run = await runtime.workflows.start(runtime.workflows.library.sent(text), "local")
+        run = await runtime.workflows.start(runtime.workflows.library.from_text(text), "local")
         await until(lambda: shown(runtime, run.id).state == "waiting")
     async with engine(default_environment, tmp_path) as runtime:
         assert shown(runtime, run.id).state == "waiting"

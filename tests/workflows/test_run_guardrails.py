@@ -71,7 +71,7 @@ async def runtime(
 
 
 async def ran(workflows: Workflows, text: str) -> Any:
-    run = await workflows.start(workflows.library.sent(text), "local")
+    run = await workflows.start(workflows.library.from_text(text), "local")
     await settled(run)
     return workflows.show(run.id, "local")
 

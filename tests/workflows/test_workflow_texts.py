@@ -45,7 +45,7 @@ def library(folder: Path | None = None) -> Library:
 
 
 async def checked(text: str, policy: Mapping[str, Any] = {}, folder: Path | None = None) -> Definition:
-    definition = library(folder).sent(text)
+    definition = library(folder).from_text(text)
     guard = Guard(rulebook(Policy.model_validate(policy)))
     await Checker(guard, "default", Tools()).check(definition)
     return definition
@@ -230,7 +230,7 @@ async def test_sub_workflows_are_found_beside_their_file_and_nowhere_else(tmp_pa
     (tmp_path / "outer.yaml").write_text(workflow(outer))
     definition = library().file(tmp_path / "outer.yaml")
     assert [*texts_of(definition)] == [">file:inner.yaml"]
-    again = library().stored(definition.source.text, "", texts_of(definition))
+    again = library().from_record(definition.source.text, "", texts_of(definition))
     assert digest_of(again) == digest_of(definition)
     assert "cannot be named here" in await refusal(workflow(outer))
     for place in ("../outer.yaml", "/etc/passwd"):
@@ -245,16 +245,18 @@ async def test_a_cycle_of_sub_workflows_is_refused(tmp_path: Path):
         step = {"name": "sub", "type": "workflow", "config": {"workflow": other}}
         (tmp_path / f"{name}.yaml").write_text(workflow(step, name=name))
     with pytest.raises(WorkflowInvalid, match="is a cycle"):
-        library(tmp_path).named("one")
+        library(tmp_path).by_name("one")
     with pytest.raises(InvalidArgument, match="did you mean 'one'"):
-        library(tmp_path).named("onee")
+        library(tmp_path).by_name("onee")
 
 
 def test_the_step_that_differs_is_named():
-    before = library().sent(workflow(code("a", "1"), code("b", "2")))
-    assert first_difference(before, library().sent(workflow(code("a", "1"), code("b", "3")))).startswith("step b (line")
-    assert "step c" in first_difference(before, library().sent(workflow(code("a", "1"), code("c", "2"))))
-    assert first_difference(before, library().sent(workflow(code("a", "1")))) == "step b is gone"
+    before = library().from_text(workflow(code("a", "1"), code("b", "2")))
+    assert first_difference(before, library().from_text(workflow(code("a", "1"), code("b", "3")))).startswith(
+        "step b (line"
+    )
+    assert "step c" in first_difference(before, library().from_text(workflow(code("a", "1"), code("c", "2"))))
+    assert first_difference(before, library().from_text(workflow(code("a", "1")))) == "step b is gone"
 
 
 def test_json_is_read_as_it_is():

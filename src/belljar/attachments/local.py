@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 _BATCH = 100
 _LONG_S = 3600.0
 # A completion that is a second late is too late, because the person has typed on.
-TURN_PATIENCE_S = 1.0
+TURN_TIMEOUT_S = 1.0
 
 
 def attach(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
@@ -56,7 +56,7 @@ async def between_cells(session: Session, ask: Callable[[Kernel], Awaitable[_T]]
     if session.is_busy:
         return None
     try:
-        async with asyncio.timeout(TURN_PATIENCE_S):
+        async with asyncio.timeout(TURN_TIMEOUT_S):
             await session.turn.acquire()
     except TimeoutError:
         return None
@@ -121,7 +121,7 @@ class LocalAttachment:
     def _on_comm(self, source_id: str, sequence: int, event: Event | None) -> None:
         if event is None:
             self._queue.put_nowait(CommHeard(request_id=source_id))
-        elif (update := self._views.taken(source_id, event)) is None:
+        elif (update := self._views.take(source_id, event)) is None:
             return
         elif source_id in self._announced:
             self._views.hold_back(update, sequence)
@@ -137,7 +137,7 @@ class LocalAttachment:
                 async for item in self._news_of(next_one):
                     yield item
                 continue
-            yield self._views.told(next_one) if isinstance(next_one, CommUpdate) else next_one
+            yield self._views.release(next_one) if isinstance(next_one, CommUpdate) else next_one
         yield SessionEnded()
 
     async def _news_of(self, execution: Execution) -> AsyncGenerator[SessionEvent]:
@@ -179,8 +179,8 @@ class LocalAttachment:
                 continue
             if is_finished:
                 return
-            if is_own and question is not None and execution.questions > asked:
-                asked = execution.questions
+            if is_own and question is not None and execution.question_number > asked:
+                asked = execution.question_number
                 yield QuestionAsked(
                     execution_id=execution.id,
                     prompt=typed_prompt(question.message, question.schema),
@@ -241,7 +241,7 @@ class LocalAttachment:
 
     async def comms(self) -> dict[str, str]:
         """See `AttachedSession`."""
-        return await self._between_cells(lambda _: self._session.comms.opened()) or {}
+        return await self._between_cells(lambda _: self._session.comms.list_open()) or {}
 
     # Help for a person who types
 
@@ -284,7 +284,7 @@ class LocalAttachment:
 
 # Messages of widgets that wait for one front end. Those that it is too slow for are dropped.
 
-MOST_WAITING_BYTES = 64 * 1024 * 1024
+MAX_WAITING_BYTES = 64 * 1024 * 1024
 # What the shortest message takes in memory while it waits.
 WORD_BYTES = 1_000
 _LOST = "the front end is too slow for its widgets: some of what they said is lost"
@@ -314,9 +314,9 @@ class CommViews:
         self._waiting_bytes = 0
         self._is_behind = False
 
-    def taken(self, source_id: str, event: Event) -> CommUpdate | None:
+    def take(self, source_id: str, event: Event) -> CommUpdate | None:
         """Return what to pass on to the front end for an event; None if nothing, or if too much waits already."""
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._waiting_bytes > MAX_WAITING_BYTES:
             if self._is_behind:
                 return None
             self._is_behind, event = True, Notice(_LOST)
@@ -338,11 +338,11 @@ class CommViews:
         """Yield the messages that came before the execution's event of that number."""
         waiting = self._waiting.get(execution_id)
         while waiting and waiting[0][0] < sequence:
-            yield self.told(waiting.popleft()[1])
+            yield self.release(waiting.popleft()[1])
         if waiting is not None and not waiting:
             self._waiting.pop(execution_id, None)
 
-    def told(self, update: CommUpdate) -> ExecutionOutput:
+    def release(self, update: CommUpdate) -> ExecutionOutput:
         """Return the message for the front end, and count it as waiting no longer."""
         self._waiting_bytes -= update.size_bytes
         return ExecutionOutput(

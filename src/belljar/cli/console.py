@@ -16,7 +16,7 @@ import typer
 
 from belljar import ipc
 from belljar.attachments.messages import ConsoleLink, ConsoleRequest
-from belljar.control import MAX_MESSAGE_BYTES, PATIENCE_S, server_sockets
+from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import EngineError, SettingsError
 from belljar.settings import Settings, load_settings
 
@@ -60,7 +60,7 @@ async def _open(settings: Settings, *, opens: bool) -> None:
 
 async def _serve(settings: Settings, *, opens: bool) -> None:
     """Serve a console here, over the sockets of all servers of the data directory, until it is ended."""
-    from belljar.console.serving import remote_console
+    from belljar.console.server import remote_console
     from belljar.surfaces.http import serve_http
 
     console, app = remote_console(settings)
@@ -76,7 +76,7 @@ async def _serve(settings: Settings, *, opens: bool) -> None:
 async def _ask(path: Path) -> ConsoleLink | None:
     """Return a server's link; empty where it has no console, None where it does not answer."""
     with contextlib.suppress(TimeoutError, OSError, ipc.Malformed):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
             try:
                 await stream.send(ConsoleRequest().model_dump())

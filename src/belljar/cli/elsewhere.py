@@ -144,10 +144,10 @@ class _Engine:
 def _engines() -> list[_Engine]:
     """Return the engines on the PATH, docker first, each with its version or why it does not answer."""
     paths = filter(None, map(shutil.which, ("docker", "podman")))
-    return [_asked(path) for path in paths]
+    return [_probe_engine(path) for path in paths]
 
 
-def _asked(path: str) -> _Engine:
+def _probe_engine(path: str) -> _Engine:
     try:
         answer = subprocess.run(
             # Podman answers this for docker's template too. Only the server's part needs the engine to run.

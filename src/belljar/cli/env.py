@@ -45,7 +45,7 @@ def list_command(
     settings = load_settings()
     if has_found:
         settings = _with_found(settings)
-    listed = _examined(settings, _names(settings))
+    listed = _examine(settings, _names(settings))
     if as_json:
         print(json.dumps([asdict(each) for each in listed], indent=2))
     else:
@@ -74,7 +74,7 @@ def check_command(
 ) -> None:
     """See whether environments are there and can run sessions; exits with 1 if one cannot. Makes nothing."""
     settings = load_settings()
-    listed = _examined(settings, _chosen(settings, names or []))
+    listed = _examine(settings, _chosen(settings, names or []))
     for each in listed:
         lines = {
             "ready": f"ok    {each.name}: {each.kind}, Python {each.version}, {each.python}",
@@ -262,7 +262,7 @@ def _with_found(settings: Settings) -> Settings:
     return settings.model_copy(update={"environments": {**settings.environments, **found}})
 
 
-def _examined(settings: Settings, names: Sequence[str]) -> list[ListedEnvironment]:
+def _examine(settings: Settings, names: Sequence[str]) -> list[ListedEnvironment]:
     """Examine the environments with a progress bar, because measuring a large one takes seconds."""
     progress = ProgressBar(len(names))
     listed: list[ListedEnvironment] = []

@@ -16,13 +16,13 @@ from belljar import ipc
 from belljar.attachments.messages import InboxReply, InboxRequest
 from belljar.cli.sessions import duration
 from belljar.cli.streams import columns
-from belljar.control import MAX_MESSAGE_BYTES, PATIENCE_S, server_sockets
+from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.settings import load_settings
 
 LOOK_S = 2.0
-MOST_LINE_CHARS = 80
+MAX_LINE_CHARS = 80
 _TITLES = ("question", "waits", "left", "owner", "asks")
 _ENDED_TITLES = ("question", "state", "by", "in", "asked")
 Id = Annotated[str, typer.Argument(help="The question's id, or enough of its beginning.", metavar="ID")]
@@ -71,7 +71,7 @@ def answer_command(
     """Answer a question: allow it, fill in its fields, or decline it. Fields that are not given are asked for."""
     folder = _folder()
     question = _find(asyncio.run(_ask(folder, InboxRequest())), question_id)
-    given = {} if decline else _given(question, values or [], asks=sys.stdin.isatty(), is_sure=yes)
+    given = {} if decline else _read_values(question, values or [], asks=sys.stdin.isatty(), is_sure=yes)
     request = InboxRequest(question_id=question.id, action="decline" if decline else "accept", values=given)
     reply = asyncio.run(_ask(folder, request))
     if reply.refused:
@@ -118,7 +118,7 @@ async def _ask(folder: Path, request: InboxRequest) -> InboxReply:
 
 async def _ask_server(path: Path, request: InboxRequest) -> InboxReply | None:
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
             try:
                 await stream.send(request.model_dump())
@@ -139,7 +139,7 @@ def _find(reply: InboxReply, prefix: str) -> InboxQuestion:
     raise QuestionNotFound(f"there is no question {prefix[:80]!r}", hint="`belljar inbox` lists those that wait")
 
 
-def _given(question: InboxQuestion, words: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
+def _read_values(question: InboxQuestion, words: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
     """Return the values of an answer: those given as words, and for the rest what the person types."""
     properties = _properties(question)
     given: dict[str, Any] = {}
@@ -203,4 +203,4 @@ def _left_s(until: str) -> float:
 
 def _line(text: str) -> str:
     words = " ".join(text.split())
-    return words if len(words) <= MOST_LINE_CHARS else f"{words[: MOST_LINE_CHARS - 1]}…"
+    return words if len(words) <= MAX_LINE_CHARS else f"{words[: MAX_LINE_CHARS - 1]}…"

@@ -197,9 +197,9 @@ def _source() -> list[str]:
         text = None
     if not text:
         return []
-    told: dict[str, Any] = json.loads(text)
-    repository = told.get("vcs_info", {}).get("vcs", "")
-    return ["--from", f"{repository}+{told['url']}" if repository else str(told["url"])]
+    origin: dict[str, Any] = json.loads(text)
+    repository = origin.get("vcs_info", {}).get("vcs", "")
+    return ["--from", f"{repository}+{origin['url']}" if repository else str(origin["url"])]
 
 
 # The client's file

@@ -24,8 +24,8 @@ from belljar.attachments import AttachedSession
 from belljar.cli.streams import one_line
 from belljar.errors import BelljarError
 
-_PATIENCE_S = 3.0
-_MOST_NAMES = 200
+_TIMEOUT_S = 3.0
+_MAX_NAMES = 200
 _LONGEST_NAME = 200
 
 
@@ -124,12 +124,12 @@ class SessionCompleter(Completer):
     ) -> AsyncGenerator[Completion, None]:
         """Yield the names that the session's kernel knows."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 found = await self._attached.complete(document.text, document.cursor_position)
         except (BelljarError, TimeoutError):
             return
         typed = document.text[max(found.start, 0) : document.cursor_position]
-        for name in found.matches[:_MOST_NAMES]:
+        for name in found.matches[:_MAX_NAMES]:
             if len(name) <= _LONGEST_NAME and name == one_line(name):
                 yield Completion(name, start_position=-len(typed))
 

@@ -66,7 +66,7 @@ class StoredNotebook:
 
 def read_notebook(path: Path) -> StoredNotebook:
     """Read a notebook of version 4."""
-    document = _parsed(path)
+    document = _parse(path)
     _check_version(path, document)
     cells = document.get("cells")
     if not isinstance(cells, list):
@@ -75,7 +75,7 @@ def read_notebook(path: Path) -> StoredNotebook:
     return StoredNotebook(document, [cell for cell in found if cell is not None])
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -22,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def check_command(file: File, as_json: AsJson = False) -> None:
     """Check a policy file; exits with 2 and tells line and reason if it is not in order."""
-    loaded = _loaded(file)
+    loaded = _load(file)
     policy = loaded.policy
     counts = {"tools": len(policy.tools), "code": len(policy.code), "output": len(policy.output)}
     rules = ", ".join(f"{number} for {name}" for name, number in counts.items())
@@ -42,7 +42,7 @@ def try_command(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a policy decides on a call or on code; exits with 0 for what is allowed, with 1 for the rest."""
-    policy = _loaded(file).policy
+    policy = _load(file).policy
     policy = policy.model_copy(update={"strict": policy.strict or strict})
     if (call is None) == (code is None):
         raise InvalidArgument("policy test takes either --call or --code", hint=f"Pass one of them, like {_EXAMPLE}")
@@ -52,7 +52,7 @@ def try_command(
         raise typer.Exit(1)
 
 
-def _loaded(file: Path) -> LoadedPolicy:
+def _load(file: Path) -> LoadedPolicy:
     try:
         return load_policy(file, {"privacy": PrivacyRules})
     except SettingsError as error:

@@ -26,7 +26,7 @@ from belljar.surfaces.stdio import serve_stdio
 from belljar.surfaces.tls import tls_context
 
 if TYPE_CHECKING:
-    from belljar.console.serving import ServedConsole
+    from belljar.console.server import ServedConsole
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -104,7 +104,7 @@ async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
 
 async def _serve_http(settings: Settings, stop: StopRequest) -> None:
     # Imported here, because a server that speaks stdio has no console of its own.
-    from belljar.console.serving import open_console
+    from belljar.console.server import open_console
 
     host, port = parse_bind(settings.http)
     async with open_runtime(settings, prepares=_needs_sessions(settings), takes_runs=True) as runtime:

@@ -83,7 +83,7 @@ def _asleep(settings: Settings) -> list[tuple[str, SessionInfo]]:
     from belljar.journal.session_records import sleeping_info
 
     with open_archive(settings.data_directory) as archive:
-        entries = archive.asleep()
+        entries = archive.records.all_asleep()
     sandbox, keep_days = settings.sandbox, settings.keep_days
     return [(entry.principal, sleeping_info(entry, sandbox=sandbox, keep_days=keep_days)) for entry in entries]
 

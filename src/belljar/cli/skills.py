@@ -19,7 +19,6 @@ from belljar.skills.library import SkillLibrary
 from belljar.skills.store import OwnerStore, SavedSkill, SkillStore, Version
 
 Name = Annotated[str, typer.Argument(help="The skill.", show_default=False)]
-Digest = Annotated[str, typer.Argument(help="The version, by the beginning of its digest.", show_default=False)]
 Owner = Annotated[
     str,
     typer.Option(help="Whose skills: local, key:NAME or the subject of a token; the only owner by default."),

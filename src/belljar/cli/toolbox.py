@@ -118,7 +118,7 @@ def _run(
 
 async def _list_tools(settings: Settings, server: str, as_json: bool) -> int:
     """Print a line for each server, or for each tool of one; return 1 if a server was not reached."""
-    async with _connected(settings) as upstreams:
+    async with _connect(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     if server and server not in catalogue.servers:
         raise InvalidArgument(f"there is no MCP server {server}", hint=f"There are: {', '.join(catalogue.servers)}")
@@ -138,7 +138,7 @@ async def _list_tools(settings: Settings, server: str, as_json: bool) -> int:
 
 async def _search(settings: Settings, query: str, detail: Detail, limit: int, server: str) -> int:
     """Print the tools that were found, the best first; return 1 if there is none."""
-    async with _connected(settings) as upstreams:
+    async with _connect(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     _print_warnings(catalogue)
     index = ToolIndex(catalogue)
@@ -159,7 +159,7 @@ async def _call(settings: Settings, server: str, tool: str, arguments: str, out:
     if not isinstance(given, dict):
         raise InvalidArgument("the arguments are not a JSON object", hint='Write {"name": "value"}')
     named = cast("dict[str, Any]", given)
-    async with _connected(settings) as upstreams:
+    async with _connect(settings) as upstreams:
         answer = await upstreams.call(server, tool, named, on_progress=_print_progress, ask=_ask_at_terminal)
     _print_answer(answer, out, as_json=as_json)
     return 1 if answer.is_error else 0
@@ -168,7 +168,7 @@ async def _call(settings: Settings, server: str, tool: str, arguments: str, out:
 async def _sync(settings: Settings, folder: Path) -> int:
     """Replace the generated tree by a new one; return 1 if a server was not reached."""
     _check_target(folder / "servers")
-    async with _connected(settings) as upstreams:
+    async with _connect(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     _print_warnings(catalogue)
     files = generate(catalogue, _shapes(settings).shape)
@@ -177,7 +177,7 @@ async def _sync(settings: Settings, folder: Path) -> int:
     return 1 if any(each.error for each in catalogue.servers.values()) else 0
 
 
-def _connected(settings: Settings) -> AbstractAsyncContextManager[UpstreamConnections]:
+def _connect(settings: Settings) -> AbstractAsyncContextManager[UpstreamConnections]:
     servers = load_servers(settings)
     if not servers:
         raise SettingsError(

@@ -40,7 +40,7 @@ from belljar.workflows.views import RunInfo, run_info, run_text
 OWNER = "local"
 WAITING = 3
 """The exit status of a run that waits for a person."""
-MOST_FIELDS = 10
+MAX_FIELDS = 10
 _LONG_S = 3600.0
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
@@ -80,7 +80,7 @@ def run_command(
     """
     settings = _settings(_text(source))
     variables = dict(map(_variable, var or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _started(runtime, source, which, variables), as_json=as_json))
+    raise typer.Exit(_drive(settings, lambda runtime: _start(runtime, source, which, variables), as_json=as_json))
 
 
 def resume_command(
@@ -96,7 +96,7 @@ def resume_command(
         raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
     record = _latest_open(load_settings()) if last else _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
-    raise typer.Exit(_drive(settings, lambda runtime: _resumed(runtime, record, changed), as_json=as_json))
+    raise typer.Exit(_drive(settings, lambda runtime: _resume(runtime, record, changed), as_json=as_json))
 
 
 def answer_command(
@@ -110,7 +110,7 @@ def answer_command(
     record = _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
     given = None if decline else dict(map(_name_and_text, values or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _answered(runtime, record, given, step), as_json=as_json))
+    raise typer.Exit(_drive(settings, lambda runtime: _answer(runtime, record, given, step), as_json=as_json))
 
 
 def stop_command(run: Run) -> None:
@@ -141,7 +141,10 @@ def list_command(as_json: AsJson = False) -> None:
         print("no runs yet", file=sys.stderr)
         return
     titles = ("run", "name", "state", "step", "started", "owner", "question")
-    rows = [(info.run, info.name, info.state, info.step, info.started_at, owner, _asked(info)) for owner, info in runs]
+    rows = [
+        (info.run, info.name, info.state, info.step, info.started_at, owner, _question_summary(info))
+        for owner, info in runs
+    ]
     print(table([titles, *rows]))
 
 
@@ -149,7 +152,7 @@ def show_command(run: Run, as_json: AsJson = False) -> None:
     """Show a run step by step: states, results, errors, and what it asks."""
     settings = load_settings()
     with open_archive(settings.data_directory) as archive:
-        record = _found(archive.runs.of_anyone(run, 2), run)
+        record = _find(archive.runs.of_anyone(run, 2), run)
         info = run_info(record, _state(settings, record), archive.runs.steps(record.id), most=10_000)
     print(json.dumps(info.model_dump(mode="json"), indent=2) if as_json else _for_person(info))
 
@@ -204,7 +207,7 @@ def _read(library: Library, source: str, which: str) -> Definition:
     path = Path(source)
     if path.suffix or path.exists() or "/" in source:
         return library.file(path, which)
-    return library.named(source)
+    return library.by_name(source)
 
 
 async def _check(settings: Settings, definition: Definition) -> None:
@@ -259,10 +262,10 @@ def _all_runs(settings: Settings) -> list[tuple[str, RunInfo]]:
 
 def _record(settings: Settings, run: str) -> RunRecord:
     with open_archive(settings.data_directory) as archive:
-        return _found(archive.runs.of_anyone(run, 2), run)
+        return _find(archive.runs.of_anyone(run, 2), run)
 
 
-def _found(records: Sequence[RunRecord], run: str) -> RunRecord:
+def _find(records: Sequence[RunRecord], run: str) -> RunRecord:
     if len(records) > 1 and run:
         raise InvalidArgument(f"{run[:64]!r} begins the ids of several runs", hint="Give more of the id")
     if not records:
@@ -278,7 +281,7 @@ def _latest_open(settings: Settings) -> RunRecord:
     raise RunNotFound("there is no run to go on with", hint="belljar workflow list names the latest")
 
 
-def _asked(info: RunInfo) -> str:
+def _question_summary(info: RunInfo) -> str:
     return " ".join(info.question.message.split())[:80] if info.question else ""
 
 
@@ -294,12 +297,12 @@ def _for_person(info: RunInfo) -> str:
 # Driving a run to its end
 
 
-async def _started(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
+async def _start(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
     definition = _read(runtime.workflows.library, source, which)
     return await runtime.workflows.start(definition, OWNER, variables=variables, source=_place(source))
 
 
-async def _resumed(runtime: Runtime, record: RunRecord, accepts_change: bool) -> LiveRun:
+async def _resume(runtime: Runtime, record: RunRecord, accepts_change: bool) -> LiveRun:
     text = _text_now(runtime.workflows.library, record)
     return await runtime.workflows.resume(record.id, record.principal, text=text, accepts_change=accepts_change)
 
@@ -314,10 +317,10 @@ def _text_now(library: Library, record: RunRecord) -> Definition | None:
     """Return the workflow of a run as its source has it now; None if the source is gone."""
     if Path(record.source).is_file():
         return library.file(Path(record.source), record.name)
-    return library.named(record.source) if record.source in library.names() else None
+    return library.by_name(record.source) if record.source in library.names() else None
 
 
-async def _answered(runtime: Runtime, record: RunRecord, given: dict[str, str] | None, step: str) -> LiveRun | None:
+async def _answer(runtime: Runtime, record: RunRecord, given: dict[str, str] | None, step: str) -> LiveRun | None:
     answer = None if given is None else _typed(runtime.workflows.show(record.id, record.principal), given, step)
     return await runtime.workflows.answer(
         record.id,
@@ -385,7 +388,7 @@ def _how_to_answer(info: RunInfo) -> str:
     """Return the command that answers the first question of a run, with the names of its fields."""
     question = info.questions[0]
     properties = question.fields.get("properties")
-    names = [*properties][:MOST_FIELDS] if isinstance(properties, dict) else []
+    names = [*properties][:MAX_FIELDS] if isinstance(properties, dict) else []
     step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
     fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
     return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
@@ -408,12 +411,12 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
 
     A cell that asks in its middle would end with this process, so its answer is waited for here.
     """
-    told = held = 0
+    printed = held = 0
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     stdin = StandardInput()
     while True:
-        for event in [each for each in run.events if each.number > told]:
-            told = event.number
+        for event in [each for each in run.events if each.number > printed]:
+            printed = event.number
             await _tell(event)
         if run.is_over:
             return
@@ -428,7 +431,7 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
                 info = runtime.workflows.show(run.id, run.record.principal)
                 _print_questions(info)
                 print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
-        if run.number == told:
+        if run.number == printed:
             await run.wait_for_change(_LONG_S)
 
 

@@ -10,11 +10,11 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from belljar.console.forms import MOST_FIELDS, sent_values
+from belljar.console.forms import MAX_FIELDS, sent_values
 from belljar.errors import InvalidArgument, TooLarge
 from belljar.monitor.base import Access, Monitor
 
-_MOST_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
+_MAX_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
 _FORM_BYTES: Final = 64 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
 
@@ -31,10 +31,10 @@ class Acts:
         access: Access = request.state.access
         session_id, act = str(request.path_params["session_id"]), str(request.path_params["act"])
         length = request.headers.get("content-length", "")
-        most = self._max_upload_bytes + _FORM_BYTES if act == "upload" else _MOST_CODE_FORM_BYTES
+        most = self._max_upload_bytes + _FORM_BYTES if act == "upload" else _MAX_CODE_FORM_BYTES
         if not length.isdecimal() or int(length) > most:
             raise TooLarge(f"the form has more than {most:,} bytes")
-        async with request.form(max_files=1, max_fields=5, max_part_size=_MOST_CODE_FORM_BYTES) as form:
+        async with request.form(max_files=1, max_fields=5, max_part_size=_MAX_CODE_FORM_BYTES) as form:
             fields = {name: value for name, value in form.items() if isinstance(value, str)}
             file = form.get("file")
             if act == "upload" and isinstance(file, UploadFile):
@@ -62,7 +62,7 @@ class Acts:
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _ANSWER_BYTES:
             raise TooLarge(f"the answer has more than {_ANSWER_BYTES:,} bytes")
-        async with request.form(max_files=0, max_fields=2 * MOST_FIELDS) as form:
+        async with request.form(max_files=0, max_fields=2 * MAX_FIELDS) as form:
             sent = {name: value for name, value in form.items() if isinstance(value, str)}
         asked = next((one for one in await self._monitor.questions(access) if one.id == question_id), None)
         action = "decline" if sent.get("action") == "decline" else "accept"

@@ -28,7 +28,7 @@ from belljar.surfaces.operations import exact
 from belljar.surfaces.rest import RestApi
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
-_MOST_FORM_BYTES: Final = 64 * 1024
+_MAX_FORM_BYTES: Final = 64 * 1024
 # Shorter pages fit into a packet or two as they are.
 _LEAST_COMPRESSED_BYTES: Final = 1_400
 _YEAR: Final = "public, max-age=31536000, immutable"
@@ -188,7 +188,7 @@ class Entrance:
         address = request.client.host if request.client else ""
         # A form without a length could go on for ever, and nobody has shown who they are yet.
         length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _MOST_FORM_BYTES:
+        if not length.isdecimal() or int(length) > _MAX_FORM_BYTES:
             return HTMLResponse(self._page(request, "That is too long for a key"), status_code=413)
         async with request.form(max_files=0, max_fields=10) as form:
             token, key = str(form.get("token", "")), str(form.get("key", "")).strip()
@@ -202,12 +202,12 @@ class Entrance:
         if cookie is None:
             if not token:
                 self._sign_in.guesses.add(address)
-            told = (
+            error = (
                 "This link has been used, or is older than ten minutes"
                 if token
                 else "This key is not one of the server's"
             )
-            return HTMLResponse(self._page(request, told), status_code=401)
+            return HTMLResponse(self._page(request, error), status_code=401)
         response = RedirectResponse(wanted if is_own_path(wanted) else "/console", status_code=303)
         return self._with_cookie(response, request, cookie)
 
@@ -256,14 +256,14 @@ class Entrance:
         response.delete_cookie(name, path="/", secure=is_secure, httponly=True, samesite="strict")
         return response
 
-    def _page(self, request: Request, told: str = "") -> str:
+    def _page(self, request: Request, error: str = "") -> str:
         wanted = request.query_params.get("next", "")
         return render(
             "enter.html",
             waiting=0,
             access=None,
             path=ENTER,
-            told=told,
+            error=error,
             next=wanted if is_own_path(wanted) else "",
             takes_keys=self._sign_in.takes_keys,
             gives_links=self._sign_in.gives_links,

@@ -26,12 +26,12 @@ FRAMED: Final = (PAGE, MARKDOWN)
 _READ: Final = ("text/latex", "application/json")
 _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
 _TAGS: Final = re.compile(r"<[^<>]*>")
-_ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
-_MOST_ALT_CHARS: Final = 200
+_ROW_PIXELS, _LEAST_PIXELS, _MAX_PIXELS = 23, 60, 520
+_MAX_ALT_CHARS: Final = 200
 # On a screen of 320 pixels a line has 36 characters, and boxes of code and text show 28 lines and more.
 _TALL_CHARS, _TALL_LINES = 800, 24
 # A block that has grown beyond this is followed by another one, so that a change never sends more than this again.
-_MOST_BLOCK_CHARS: Final = 8_000
+_MAX_BLOCK_CHARS: Final = 8_000
 
 BlockKind = Literal["text", "error", "picture", "frame", "left-out", "file"]
 HasScript = Callable[[str, str], bool]
@@ -133,7 +133,7 @@ class RenderedOutput:
 
     def _add_text(self, stream: str, text: str, sequence: int) -> list[RenderStep]:
         last = self.blocks[-1] if self.blocks else None
-        if last is None or last.kind != "text" or last.stream != stream or len(last.text) > _MOST_BLOCK_CHARS:
+        if last is None or last.kind != "text" or last.stream != stream or len(last.text) > _MAX_BLOCK_CHARS:
             return self._append(
                 OutputBlock(self._id(sequence), "text", execution_id=self.execution_id, stream=stream, text=text)
             )
@@ -191,9 +191,7 @@ class RenderedOutput:
         self._figures += 1
         suffix = RASTER.get(mime, ".svg")
         has_script = page is not None and self._is_scripted(page)
-        alt = (
-            as_plain(plain)[:_MOST_ALT_CHARS] if is_readable(plain) else f"figure {self._figures} of cell {self.count}"
-        )
+        alt = as_plain(plain)[:_MAX_ALT_CHARS] if is_readable(plain) else f"figure {self._figures} of cell {self.count}"
         return self._block(
             event,
             "picture",
@@ -206,7 +204,7 @@ class RenderedOutput:
     def _frame(self, event: OutputEvent, form: Display, plain: str) -> OutputBlock:
         source = form.text or ""
         rows = source.count("<tr") or math.ceil(len(_TAGS.sub("", source)) / 100)
-        height = max(_LEAST_PIXELS, min(_MOST_PIXELS, 40 + _ROW_PIXELS * rows)) if source else _MOST_PIXELS
+        height = max(_LEAST_PIXELS, min(_MAX_PIXELS, 40 + _ROW_PIXELS * rows)) if source else _MAX_PIXELS
         return self._block(
             event,
             "frame",
@@ -262,7 +260,7 @@ def _readable(form: Display | None) -> str:
 
 # Code
 
-_MOST_REMEMBERED: Final = 2_000
+_MAX_REMEMBERED: Final = 2_000
 # Pygments takes a second for 50,000 characters. Longer cells, and what comes after so many of one page, stay plain.
 _LONGEST_HIGHLIGHTED: Final = 10_000
 _HIGHLIGHTED_AT_ONCE: Final = 100_000
@@ -281,7 +279,7 @@ async def highlight(codes: Iterable[str]) -> None:
         return
     made = await asyncio.to_thread(lambda: {key: markup(highlighted(code)) for key, code in wanted.items()})
     _highlighted.update(made)
-    while len(_highlighted) > _MOST_REMEMBERED:
+    while len(_highlighted) > _MAX_REMEMBERED:
         del _highlighted[next(iter(_highlighted))]
 
 

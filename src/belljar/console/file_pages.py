@@ -16,9 +16,9 @@ from belljar.outputs.mime_bundles import RASTER
 from belljar.outputs.terminal_text import as_plain
 
 _SHOWN_BYTES: Final = 256 * 1024
-_MOST_PICTURE_BYTES: Final = 16 * 1024 * 1024
+_MAX_PICTURE_BYTES: Final = 16 * 1024 * 1024
 _PART_BYTES: Final = 4 * 1024 * 1024
-_MOST_NAME_CHARS: Final = 4_096
+_MAX_NAME_CHARS: Final = 4_096
 _SUFFIXES: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".jpeg": "image/jpeg"}
 
 
@@ -33,7 +33,7 @@ class FilePages:
         """Answer `/console/sessions/ID/files?path=…`."""
         access: Access = request.state.access
         session_id, query = str(request.path_params["session_id"]), request.query_params
-        path, after = query.get("path", "")[:_MOST_NAME_CHARS].strip("/"), query.get("after", "")[:_MOST_NAME_CHARS]
+        path, after = query.get("path", "")[:_MAX_NAME_CHARS].strip("/"), query.get("after", "")[:_MAX_NAME_CHARS]
         detail = await self._monitor.session(access, session_id)
         listing = await self._monitor.files(access, session_id, path, after)
         names = path.split("/") if path else []
@@ -47,7 +47,7 @@ class FilePages:
         session_id, name = str(request.path_params["session_id"]), _name(request)
         detail = await self._monitor.session(access, session_id)
         part = await self._monitor.read_part(access, session_id, name, 0, _SHOWN_BYTES)
-        is_picture = _mime(name) is not None and part.size <= _MOST_PICTURE_BYTES
+        is_picture = _mime(name) is not None and part.size <= _MAX_PICTURE_BYTES
         text = None if is_picture else _text(part.content, is_whole=len(part.content) == part.size)
         return await self._pages.page(
             "file.html",
@@ -71,12 +71,12 @@ class FilePages:
         while True:
             part = await self._monitor.read_part(access, session_id, name, len(content), _PART_BYTES)
             content += part.content
-            if not part.content or len(content) >= min(part.size, _MOST_PICTURE_BYTES):
+            if not part.content or len(content) >= min(part.size, _MAX_PICTURE_BYTES):
                 return await picture_response(content, mime)
 
 
 def _name(request: Request) -> str:
-    return request.query_params.get("name", "")[:_MOST_NAME_CHARS]
+    return request.query_params.get("name", "")[:_MAX_NAME_CHARS]
 
 
 def _mime(name: str) -> str | None:

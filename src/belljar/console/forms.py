@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 
 from belljar.errors import InvalidArgument
 
-MOST_FIELDS: Final = 100
-MOST_CHOICES: Final = 500
+MAX_FIELDS: Final = 100
+MAX_CHOICES: Final = 500
 _INPUTS: Final = {"email": "email", "uri": "url", "date": "date", "date-time": "datetime-local"}
 PREFIX: Final = "value-"
 
@@ -38,7 +38,7 @@ def fields_of(schema: Mapping[str, Any], *, is_password: bool = False) -> list[F
         return []
     required = schema.get("required")
     needed = {str(name) for name in cast("list[object]", required)} if isinstance(required, list) else set[str]()
-    entries = [*cast("dict[str, Any]", properties).items()][:MOST_FIELDS]
+    entries = [*cast("dict[str, Any]", properties).items()][:MAX_FIELDS]
     return [
         _field(name, cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}, name in needed, is_password)
         for name, entry in entries
@@ -85,10 +85,10 @@ def _choices(entry: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if isinstance(titled, list):  # as `forms.ask` and MCP's elicitation write choices with titles
         options = [cast("dict[str, object]", each) for each in cast("list[object]", titled) if isinstance(each, dict)]
         found = [(str(one["const"]), str(one.get("title", one["const"]))) for one in options if "const" in one]
-        return tuple(found[:MOST_CHOICES])
+        return tuple(found[:MAX_CHOICES])
     if not isinstance(listed, list):
         return ()
-    values = [str(value) for value in cast("list[object]", listed)][:MOST_CHOICES]
+    values = [str(value) for value in cast("list[object]", listed)][:MAX_CHOICES]
     names = entry.get("enumNames")
     labels = [str(label) for label in cast("list[object]", names)] if isinstance(names, list) else values
     return tuple(zip(values, labels, strict=False))

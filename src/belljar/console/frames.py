@@ -32,7 +32,7 @@ _CONNECTING: Final = re.compile(
     r"<(a|area|applet|base|embed|fencedframe|form|frame|frameset|iframe|link|meta|object|portal)(?=[\s/>]|\Z)",
     re.IGNORECASE | re.ASCII,
 )
-_MOST_PAGE_BYTES: Final = 64 * 1024 * 1024
+_MAX_PAGE_BYTES: Final = 64 * 1024 * 1024
 _COMMON: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
     "connect-src 'none'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
@@ -57,7 +57,7 @@ _TAGS: Final = re.compile(r"<([a-z][a-z0-9-]*)([^<>]*)>", re.IGNORECASE)
 _COLOURS: Final = re.compile(r"color|background|fill|stroke|filter", re.IGNORECASE)
 _THEMES: Final = re.compile(r"prefers-color-scheme|light-dark\(|color-scheme\s*:", re.IGNORECASE)
 _PICTURES: Final = frozenset({"canvas", "font", "img", "svg", "video"})
-_MOST_JUDGED_CHARS: Final = 4_000_000
+_MAX_JUDGED_CHARS: Final = 4_000_000
 # Tells the page around the frame how high it is, as a number and nothing else.
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
@@ -109,7 +109,7 @@ class Frames:
         if form.text is not None:
             return form.text.encode(errors="replace")
         content = await self._monitor.display(access, execution_id, (form.uri or "").rpartition("/")[2])
-        if len(content) > _MOST_PAGE_BYTES:
+        if len(content) > _MAX_PAGE_BYTES:
             raise TooLarge(f"the display has {len(content):,} bytes, too many to show", hint="Download it instead")
         return content
 
@@ -150,7 +150,7 @@ def _document(content: bytes, mime: str, *, runs_scripts: bool) -> tuple[bytes, 
 
 def _follows_theme(html: str) -> bool:
     """Return whether a page can be read in the colours of the console's theme: it has none, or themes of its own."""
-    if len(html) > _MOST_JUDGED_CHARS:
+    if len(html) > _MAX_JUDGED_CHARS:
         return False
     styles = [found[1] for found in _STYLES.finditer(html)]
     if any(_THEMES.search(style) for style in styles):

@@ -34,15 +34,15 @@ _LINES_AT_ONCE: Final = 500
 _WINDOW_LINES: Final = 200
 _WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
-_MOST_REMEMBERED: Final = 5_000
+_MAX_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
 _LOST_SHOWN: Final = 20
 _ENDED_SHOWN: Final = 20
 _FORKS_SHOWN: Final = 50
-_MOST_DECISIONS: Final = 2_000
+_MAX_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
-_MOST_LINE_CHARS: Final = 120
+_MAX_LINE_CHARS: Final = 120
 _WORDS: Final = {
     "ok": "ok",
     "error": "error",
@@ -90,7 +90,7 @@ class CellView:
     def first_line(self) -> str:
         """Return the first line of its code that is not empty."""
         lines = (line.strip() for line in self.entry.code.splitlines())
-        return next((line for line in lines if line), "")[:_MOST_LINE_CHARS]
+        return next((line for line in lines if line), "")[:_MAX_LINE_CHARS]
 
     @property
     def is_tall(self) -> bool:
@@ -139,7 +139,7 @@ class QuestionView:
                 return "A question"
 
     @property
-    def is_told_apart(self) -> bool:
+    def has_parts(self) -> bool:
         """Return whether it is shown by its parts; otherwise its message is."""
         about = self.entry.about
         return about is not None and bool(about.tool or about.code or about.findings)
@@ -183,7 +183,7 @@ class ScriptProbe:
             except BelljarError:
                 content = b""
             self._known[execution_id, name] = await asyncio.to_thread(_has_script, content)
-            if len(self._known) > _MOST_REMEMBERED:
+            if len(self._known) > _MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]
 
     def has_script(self, execution_id: str, name: str) -> bool:
@@ -368,7 +368,7 @@ class Pages:
         """Answer `/console/decisions`, filtered by session, rule or tool, and by what was decided."""
         query = request.query_params
         wanted, decision = query.get("q", "")[:200], query.get("decision", "")[:40]
-        found = await self._monitor.decisions(request.state.access, limit=_MOST_DECISIONS)
+        found = await self._monitor.decisions(request.state.access, limit=_MAX_DECISIONS)
         known = sorted({str(one.get("decision", "")) for one in found} - {""})
         if decision:
             found = [one for one in found if one.get("decision") == decision]

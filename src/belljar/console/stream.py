@@ -104,7 +104,7 @@ class PageStreams:
     async def _inbox(self, access: Access) -> AsyncGenerator[dict[str, str]]:
         """Yield which questions wait, and those of them that were not sent yet."""
         sent: set[str] = set()
-        told: list[str] | None = None
+        sent_ids: list[str] | None = None
         async with self._hearing(access) as wait:
             while True:
                 waiting = await self._monitor.questions(access)
@@ -112,20 +112,20 @@ class PageStreams:
                     if entry.id not in sent:
                         yield change("question", f"question-{entry.id}", self._pages.question(entry))
                 sent = {entry.id for entry in waiting}
-                if (ids := [f"question-{entry.id}" for entry in waiting]) != told:
-                    told = ids
+                if (ids := [f"question-{entry.id}" for entry in waiting]) != sent_ids:
+                    sent_ids = ids
                     yield change("waiting", ids=ids)
                 await wait()
 
     async def _waiting(self, access: Access) -> AsyncGenerator[dict[str, str]]:
         """Yield how many questions wait, for pages that show nothing else that changes."""
-        told: int | None = None
+        sent_count: int | None = None
         async with aclosing(self._inbox(access)) as changes:
             async for one in changes:
                 data = json.loads(one["data"])
-                if data["do"] == "waiting" and len(data["ids"]) != told:
-                    told = len(data["ids"])
-                    yield change("inbox", count=told)
+                if data["do"] == "waiting" and len(data["ids"]) != sent_count:
+                    sent_count = len(data["ids"])
+                    yield change("inbox", count=sent_count)
 
     async def _health(self, access: Access) -> AsyncGenerator[dict[str, str]]:
         """Yield the health of the server when it has changed, and how many questions wait."""
@@ -217,7 +217,7 @@ class SessionPageStream:
     async def events(self, after: str, rewindable: list[str]) -> AsyncGenerator[dict[str, str]]:
         """Yield the changes after a place; `rewindable` are the cells one can go back to now."""
         # First, because the end of the last cell is told once more, with the line above it.
-        for event in self._held_states(rewindable):
+        for event in self._rewindable_cells(rewindable):
             yield event
         if after:
             await self._resume(after)
@@ -277,7 +277,7 @@ class SessionPageStream:
                 html = self._pages.tail(item.execution_id, item.tail.lines, item.tail.text)
                 yield change("tail", f"tail-{item.execution_id}", html, id=item.id, outputs=f"out-{item.execution_id}")
             case "ended" if item.execution is not None:
-                async for event in self._ended(item, item.execution):
+                async for event in self._end_of_cell(item, item.execution):
                     yield event
             case "undone":
                 yield change("undone", ids=[f"cell-{execution_id}" for execution_id in item.undone])
@@ -285,7 +285,7 @@ class SessionPageStream:
                 html = self._pages.session_header(self._access, item.session)
                 yield change("inbox", count=len(await self._monitor.questions(self._access)))
                 yield change("replace", "session-state", html, running=item.session.state == "running")
-                for event in self._held_states(item.session.rewindable):
+                for event in self._rewindable_cells(item.session.rewindable):
                     yield event
             case "gone":
                 yield change("gone")
@@ -309,7 +309,7 @@ class SessionPageStream:
             case _:
                 return change("empty", outputs, id=place)
 
-    async def _ended(self, item: Followed, entry: ExecutionEntry) -> AsyncIterator[dict[str, str]]:
+    async def _end_of_cell(self, item: Followed, entry: ExecutionEntry) -> AsyncIterator[dict[str, str]]:
         """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
         if self._has_tail:
             (view,) = await self._pages.views(self._access, [entry], self._rewindable or ())
@@ -331,7 +331,7 @@ class SessionPageStream:
             ended=f"{view.label} {view.words}",
         )
 
-    def _held_states(self, rewindable: list[str]) -> Iterator[dict[str, str]]:
+    def _rewindable_cells(self, rewindable: list[str]) -> Iterator[dict[str, str]]:
         """Yield which cells one can go back to, if that has changed, with the control for those that have none."""
         if (held := frozenset(rewindable)) == self._rewindable:
             return

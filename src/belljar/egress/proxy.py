@@ -19,7 +19,7 @@ from pathlib import Path
 from belljar import measures
 from belljar.egress.proxy_requests import ProxyRefusal, ProxyRequest, Traffic, Tunnel, parse_head, pump, read_head
 from belljar.egress.rules import Rule, authority
-from belljar.egress.session_sockets import SessionSocket, serving
+from belljar.egress.session_sockets import SessionSocket, open_socket_server
 from belljar.ipc import Conversations
 
 _EXTRA_CONNECTIONS = 16
@@ -201,7 +201,9 @@ async def open_proxy(
     limits = limits or ProxyLimits()
     proxy = Proxy(session_id, rules, judge, limits)
     try:
-        async with serving(folder, name, proxy.accept, limit=limits.head_bytes, session_socket=session_socket):
+        async with open_socket_server(
+            folder, name, proxy.accept, limit=limits.head_bytes, session_socket=session_socket
+        ):
             yield proxy
     finally:
         await proxy.aclose()

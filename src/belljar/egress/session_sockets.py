@@ -38,7 +38,7 @@ class SessionSocket:
 
 
 @asynccontextmanager
-async def serving(
+async def open_socket_server(
     folder: Path, name: str, accept: Accept, *, limit: int, session_socket: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
     """Serve a UNIX socket of that name in the folder until the block ends; lines have up to `limit` bytes."""
@@ -47,15 +47,15 @@ async def serving(
     def begin() -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit, loop), accept, loop)
 
-    async with serving_as(folder, name, begin, session_socket=session_socket):
+    async with open_protocol_server(folder, name, begin, session_socket=session_socket):
         yield
 
 
 @asynccontextmanager
-async def serving_as(
+async def open_protocol_server(
     folder: Path, name: str, begin: Callable[[], asyncio.Protocol], *, session_socket: SessionSocket | None = None
 ) -> AsyncGenerator[None]:
-    """Serve a socket like `serving`, for callers with an asyncio protocol of their own."""
+    """Serve a socket like `open_socket_server`, for callers with an asyncio protocol of their own."""
     with _listening(folder, name, session_socket or SessionSocket()) as listener:
         acceptor = _Acceptor(listener, begin)
         acceptor.start()

@@ -50,8 +50,8 @@ Tell = Callable[[str], None]
 _FORM = 1
 _MANIFEST = "belljar-bundle.json"
 _MANIFEST_BYTES = 1 << 20
-_MOST_FILES = 1_000_000
-_MOST_BYTES = 100 << 30
+_MAX_FILES = 1_000_000
+_MAX_BYTES = 100 << 30
 _VENV_TIMEOUT_S = 120
 # Packages are large, and the index serves them compressed already: more effort wins 4 % and takes four times as long.
 _COMPRESSION = 1
@@ -265,7 +265,7 @@ def _check(settings: Settings, manifest: _Manifest, file: Path) -> None:
 
 
 def _extract(archive: tarfile.TarFile, staging: Path, count: int, file: Path) -> None:
-    left = _MOST_BYTES
+    left = _MAX_BYTES
     roots = {str(number) for number in range(count)}
     links: set[Path] = set()
     number = 0
@@ -278,8 +278,8 @@ def _extract(archive: tarfile.TarFile, staging: Path, count: int, file: Path) ->
         is_ours = len(parts) > 1 and parts[0] in roots and ".." not in parts and links.isdisjoint(target.parents)
         if not is_ours:
             raise InvalidArgument(f"{file} has a file with a wrong name: {member.name[:200]!r}")
-        if number > _MOST_FILES or left < 0:
-            raise InvalidArgument(f"{file} has more than {_MOST_FILES:,} files, or is larger than a bundle can be")
+        if number > _MAX_FILES or left < 0:
+            raise InvalidArgument(f"{file} has more than {_MAX_FILES:,} files, or is larger than a bundle can be")
         target.parent.mkdir(parents=True, exist_ok=True)
         if member.issym():
             links.add(target)

@@ -44,7 +44,7 @@ class InstallRoom:
         """Tell whether there is a limit at all."""
         return bool(self._limit_mb)
 
-    async def left(self) -> FolderUsage:
+    async def measure_left(self) -> FolderUsage:
         """Measure and return what may be added; zero of both once either limit is reached."""
         used = await to_thread.run_sync(usage, self._folders)
         left = FolderUsage(self._limit.size_bytes - used.size_bytes, self._limit.files - used.files)
@@ -52,7 +52,7 @@ class InstallRoom:
 
     async def check_begun(self) -> FolderUsage:
         """Return what is left, or raise `TooLarge` if nothing is."""
-        left = await self.left()
+        left = await self.measure_left()
         if left == FolderUsage():
             raise TooLarge(
                 f"disk_full: nothing is left of disk_mb = {self._limit_mb} for packages",
@@ -63,7 +63,7 @@ class InstallRoom:
     async def check_fits(self, tree: Path) -> None:
         """Raise `NoRoom` if a tree of packages that is about to be added does not fit."""
         if self.is_limited:
-            left = await self.left()
+            left = await self.measure_left()
             if exceeds(await to_thread.run_sync(usage, [tree]), left):
                 raise self.refusal(left)
 
@@ -78,7 +78,7 @@ class InstallRoom:
     async def check_complaint(self, complaint: str) -> None:
         """Raise `NoRoom` if an installer's error message says that it hit the limit on the size of one file."""
         if self.is_limited and _FILE_TOO_LARGE in complaint:
-            raise self.refusal(await self.left())
+            raise self.refusal(await self.measure_left())
 
     @asynccontextmanager
     async def holding(self, folders: Callable[[], Sequence[Path]], *, has_channels: bool) -> AsyncGenerator[None]:

@@ -40,7 +40,7 @@ async def open_environment(settings: Settings, name: str = "", *, on_progress: T
     if chosen in settings.environments:
         return await open_entry(settings, chosen, settings.environments[chosen], on_progress=on_progress)
     interpreter = await to_thread.run_sync(find_installed, chosen, abandon_on_cancel=True)
-    return await _supported(settings, chosen, interpreter, kind_of(interpreter), on_progress)
+    return await _require_supported(settings, chosen, interpreter, kind_of(interpreter), on_progress)
 
 
 async def open_entry(
@@ -53,10 +53,10 @@ async def open_entry(
         interpreter = await to_thread.run_sync(inspect_recent, python, abandon_on_cancel=True)
     else:
         interpreter = await to_thread.run_sync(find_entry, entry, abandon_on_cancel=True)
-    return await _supported(settings, name, interpreter, entry.kind, on_progress)
+    return await _require_supported(settings, name, interpreter, entry.kind, on_progress)
 
 
-async def _supported(
+async def _require_supported(
     settings: Settings, name: str, interpreter: Interpreter, kind: str, on_progress: Tell | None
 ) -> Environment:
     support = await provide(settings, interpreter, on_progress=on_progress)

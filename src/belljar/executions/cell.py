@@ -8,7 +8,7 @@ from belljar.errors import InvalidArgument
 from belljar.outputs.terminal_text import printable
 from belljar.settings import Settings
 
-MOST_CLIENT_CHARS = 100
+MAX_CLIENT_CHARS = 100
 _FENCE = re.compile(r"\A\s*(?:```|~~~)[\w.+-]*[ \t]*\n(.*?)\n?(?:```|~~~)\s*\Z", re.DOTALL)
 
 
@@ -62,7 +62,7 @@ def make_cell(
         allow_input=allow_input,
         filename=filename,
         author=author,
-        client=(client if client.isprintable() else printable(client))[:MOST_CLIENT_CHARS],
+        client=(client if client.isprintable() else printable(client))[:MAX_CLIENT_CHARS],
         wants_value=wants_value,
     )
 

@@ -40,7 +40,7 @@ class KernelContext(Protocol):
     last_cause: str | None
     """Why the latest cell or kernel ended early."""
 
-    async def ready(self) -> Kernel:
+    async def ensure_started(self) -> Kernel:
         """Return the kernel, started if there is none."""
         ...
 

@@ -22,15 +22,15 @@ from belljar.executions.outcome import (
     Times,
     cause_of_death,
     fatal_incident,
-    killed,
+    killed_text,
     make_result,
     measure,
-    rewound,
+    rewound_text,
     stopped_status,
-    survived,
+    survived_text,
 )
 from belljar.executions.policy_check import check_policy
-from belljar.executions.questions import ExecutionQuestions, input_question, text_of, text_reply, told_question
+from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
 from belljar.executions.working_folder import FileChanges
@@ -86,7 +86,7 @@ class Execution:
         self._is_cancelled = self._is_abandoned = False
         self._resumed: ResumableKernel | None = None
         """The kernel that an earlier server gave the cell to; None for a cell of this server."""
-        self._asked = ON_REQUEST
+        self._why_interrupted = ON_REQUEST
         self._outcome = Outcome()
         self._not_undoable: str | None = None
         self._files: list[FileReference] = []
@@ -136,7 +136,7 @@ class Execution:
         return None if is_elsewhere else current
 
     @property
-    def questions(self) -> int:
+    def question_number(self) -> int:
         """Return the number of the latest question."""
         return self._questions.number
 
@@ -183,7 +183,7 @@ class Execution:
         asked, inbox = self._made_questions.current, self._made_questions.inbox
         if asked is None or inbox is None:
             return None
-        return told_question(f"{self.id}-{self.questions}", asked, where=inbox.inbox.place())
+        return question_text(f"{self.id}-{self.question_number}", asked, where=inbox.inbox.place())
 
     def notices(self) -> str:
         """Return belljar's notices so far; they are in neither stdout nor stderr of the result."""
@@ -196,15 +196,15 @@ class Execution:
 
     # Control, for callers
 
-    def interrupt(self, asked: str = ON_REQUEST) -> None:
-        """Stop it: at once if it waits for its turn, else by SIGINT and then SIGKILL; `asked` says who wanted it."""
-        self._is_cancelled, self._asked = True, asked
+    def interrupt(self, why: str = ON_REQUEST) -> None:
+        """Stop it: at once if it waits for its turn, else by SIGINT and then SIGKILL; `why` says on whose behalf."""
+        self._is_cancelled, self._why_interrupted = True, why
         if not self.has_started and not self.is_finished:
-            cause = f"interrupted {asked} before its turn came; it never ran"
+            cause = f"interrupted {why} before its turn came; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)
             self._finish()
         elif self._stopper is not None:
-            self._stopper.stop("interrupted", asked)
+            self._stopper.stop("interrupted", why)
         self._questions.withdraw()
 
     def stop_for_disk(self, *, at_once: bool) -> None:
@@ -333,11 +333,11 @@ class Execution:
         try:
             is_started = self._session.session_kernel.kernel is not None
             with nullcontext() if is_started else self._session.following_environment(self._note_preparation):
-                kernel = await self._session.session_kernel.ready()
+                kernel = await self._session.session_kernel.ensure_started()
         finally:
             self._waits_for = ""
         if self._is_cancelled:
-            cause = f"interrupted {self._asked} while its kernel started; it never ran"
+            cause = f"interrupted {self._why_interrupted} while its kernel started; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)
             return
         self._report_loss_and_author()
@@ -351,7 +351,7 @@ class Execution:
             # Written only in its turn: earlier, it would be reported as a change by the cell that runs then.
             await self._session.write_file(self.cell.filename, self.cell.code.encode())
         if self._session.tools is not None:
-            await self._session.tools.ready_for(self.cell.code)
+            self._session.tools.reconnect_for(self.cell.code)
         if "before_execution" in self._session.plugins.used_hooks:
             self._notice_all(await self._session.plugins.tell("before_execution", cell=self._facts))
         if is_remote(kernel):
@@ -422,9 +422,9 @@ class Execution:
         if self._session.gpus.is_on and self._session.gpus.of(self.session_id):
             self._gpu_use = GpuUse(self._session.gpus, self.session_id)
         gpu_watch = self._gpu_use.watching(kernel, self._outcome) if self._gpu_use else nullcontext()
-        with stopper.watching(), self._calling(tools) if has_calls else nullcontext():
+        with stopper.watching(), self._record_calls(tools) if has_calls else nullcontext():
             if self._is_cancelled:  # interrupted while the folder was scanned
-                stopper.stop("interrupted", self._asked)
+                stopper.stop("interrupted", self._why_interrupted)
             try:
                 async with gpu_watch:
                     async for event in events:
@@ -440,7 +440,7 @@ class Execution:
                 self._transcript.flush()
 
     @contextmanager
-    def _calling(self, tools: Broker | None) -> Generator[None]:
+    def _record_calls(self, tools: Broker | None) -> Generator[None]:
         """Count the tool calls that begin now as this execution's."""
 
         def on_change(number: int, call: CallRecord) -> None:
@@ -449,7 +449,7 @@ class Execution:
 
         call_log = CallLog(earlier=self._calls, on_change=on_change)
         try:
-            with tools.serving(self, call_log) if tools is not None else nullcontext():
+            with tools.attribute_calls_to(self, call_log) if tools is not None else nullcontext():
                 yield
         finally:
             self._calls = call_log.records()
@@ -458,7 +458,7 @@ class Execution:
         """Record what the screens (filters for output) leave of an event; ask the person what `input()` then asks."""
         if self._gpu_use is not None:
             self._gpu_use.hear(event)
-        for passed in await self._transcript.screens.passed(event):
+        for passed in await self._transcript.screens.apply(event):
             if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
                 # For the front ends that show widgets, if there are any; neither recorded nor shown to the agent.
                 if self._session.pass_to_views(self.id, self.sequence, passed):
@@ -496,12 +496,12 @@ class Execution:
         for incident in incidents:
             if incident is not fatal:
                 self._transcript.notice(f"{incident.kind}: the session {incident.detail}")
-        cause = session_kernel.ended_by or (killed(fatal) if fatal else "")
+        cause = session_kernel.ended_by or (killed_text(fatal) if fatal else "")
         loss = await session_kernel.on_death(cause or death.message)
         outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", loss.state, loss.lost
         if loss.is_rewound:
             undone = self._session.take_back(loss.since or self.id)
-            self._transcript.notice(rewound(len(undone)))
+            self._transcript.notice(rewound_text(len(undone)))
         if cause:
             outcome.status = "out_of_memory" if fatal else "died"
         cause = cause or cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)
@@ -530,7 +530,7 @@ class Execution:
         if quota.is_over and self._outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
         for incident in incidents:
-            notice = survived(incident)
+            notice = survived_text(incident)
             self._transcript.notice(notice)
             self._outcome.cause = self._outcome.cause or notice
 

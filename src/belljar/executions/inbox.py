@@ -25,9 +25,9 @@ from belljar.toolbox.question_subjects import QuestionSubject
 
 PRESENCE_S = 30.0
 """How long somebody counts as looking at the inbox after they were seen last."""
-MOST_ENDED = 50
-MOST_MESSAGE_CHARS = 20_000
-MOST_ANSWER_BYTES = 64 * 1024
+MAX_ENDED = 50
+MAX_MESSAGE_CHARS = 20_000
+MAX_ANSWER_BYTES = 64 * 1024
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
 Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
@@ -139,7 +139,7 @@ class Inbox:
         own = [_shown(record) for record, _ in self._live.values() if principal in (None, record.principal)]
         return sorted(own + [each for source in self.sources for each in source.waiting(principal)], key=_put_at)
 
-    def ended(self, principal: str | None, most: int = MOST_ENDED) -> list[InboxQuestion]:
+    def ended(self, principal: str | None, most: int = MAX_ENDED) -> list[InboxQuestion]:
         """Return the latest questions of executions that wait no more, newest first."""
         self._records.withdraw_dead()
         return [_shown(record) for record in self._records.ended(principal, most)]
@@ -232,8 +232,8 @@ def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict
         size = len(json.dumps(values, allow_nan=False))
     except ValueError:
         raise InvalidArgument("the answer has a number that is not finite", hint="Give a plain number") from None
-    if size > MOST_ANSWER_BYTES:
-        raise InvalidArgument(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes", hint="Answer with less text")
+    if size > MAX_ANSWER_BYTES:
+        raise InvalidArgument(f"the answer has more than {MAX_ANSWER_BYTES:,} bytes", hint="Answer with less text")
     listed, required = schema.get("properties"), schema.get("required")
     properties = cast("dict[str, Any]", listed) if isinstance(listed, dict) else {}
     if unknown := [name for name in values if name not in properties]:
@@ -256,7 +256,7 @@ def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
-_MOST_DEPTH = 3
+_MAX_DEPTH = 3
 
 
 def checkable_schema(entry: object, depth: int = 0) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def checkable_schema(entry: object, depth: int = 0) -> dict[str, Any]:
     The schema may come from a hostile server: a reference would be fetched, a pattern can take any amount of time, and
     a keyword of the wrong type makes the check fail instead of the answer.
     """
-    if not isinstance(entry, dict) or depth > _MOST_DEPTH:
+    if not isinstance(entry, dict) or depth > _MAX_DEPTH:
         return {}
     given = cast("dict[str, Any]", entry)
     kept = {name: given[name] for name in _BOUNDS if _is_number(given.get(name))}
@@ -292,7 +292,7 @@ def _is_number(value: object) -> bool:
 
 def _message(question: Question) -> str:
     words = f"{question.message}\nOpen {question.url} first." if question.url else question.message
-    return printable(words)[:MOST_MESSAGE_CHARS]
+    return printable(words)[:MAX_MESSAGE_CHARS]
 
 
 def _put_at(question: InboxQuestion) -> str:

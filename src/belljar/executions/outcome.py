@@ -42,9 +42,9 @@ class Outcome:
         if stopper.reason == "timeout":
             self.cause = f"timeout: interrupted after {timeout_s:g} s; variables are kept"
         elif stopper.reason == "interrupted":
-            self.cause = f"interrupted {stopper.asked}; variables are kept"
+            self.cause = f"interrupted {stopper.why}; variables are kept"
         elif stopper.reason == "disk_full":
-            self.cause = survived(Incident("disk_full", f"folder {quota.detail}, so the cell was interrupted"))
+            self.cause = survived_text(Incident("disk_full", f"folder {quota.detail}, so the cell was interrupted"))
 
 
 def stopped_status(stopper: Stopper) -> Status | None:
@@ -58,11 +58,11 @@ def cause_of_death(death: KernelDied, stopper: Stopper, timeout_s: float, quota:
         return f"{KernelDied.code}: {death.message}"
     match stopper.reason:
         case "disk_full":
-            return killed(Incident("disk_full", f"folder {quota.detail}, and the cell went on"))
+            return killed_text(Incident("disk_full", f"folder {quota.detail}, and the cell went on"))
         case "timeout":
             return f"timeout: killed after {timeout_s:g} s, because it ignored the interrupt"
         case _:
-            return f"killed {stopper.asked}, because it ignored the interrupt"
+            return f"killed {stopper.why}, because it ignored the interrupt"
 
 
 # Limits that were hit: a fixed word that callers can rely on, the values, and what state survived.
@@ -78,12 +78,12 @@ _SURVIVED = {
 }
 
 
-def survived(incident: Incident) -> str:
+def survived_text(incident: Incident) -> str:
     """Return the message for a limit that the kernel hit and survived."""
     return f"{incident.kind}: the session {incident.detail}; {_SURVIVED[incident.kind]}"
 
 
-def killed(incident: Incident) -> str:
+def killed_text(incident: Incident) -> str:
     """Return the message for a limit that killed the kernel."""
     return f"{incident.kind}: the session {incident.detail}; the kernel was killed, variables are lost, files are kept"
 
@@ -100,7 +100,7 @@ def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None
     return next((incident for incident in incidents if incident.kind == "out_of_memory"), None)
 
 
-def rewound(count: int) -> str:
+def rewound_text(count: int) -> str:
     """Return the notice that the kernel died and an earlier state took its place."""
     cells = "this cell" if count == 1 else f"the last {count} cells"
     return f"the kernel died and the session was rewound: variables and files are as they were before {cells}"
@@ -135,7 +135,7 @@ class KernelLoss:
 
 # Results and metrics
 
-MOST_CALLS_REPORTED = 100
+MAX_CALLS_REPORTED = 100
 
 
 @dataclass(slots=True)
@@ -207,7 +207,7 @@ def _reported_calls(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolC
         return []
     return [
         ToolCall(server=call.server, tool=call.tool, state=call.state, duration_s=call.duration_s, reason=call.reason)
-        for call in most_telling(calls, MOST_CALLS_REPORTED)
+        for call in most_telling(calls, MAX_CALLS_REPORTED)
     ]
 
 

@@ -11,8 +11,8 @@ from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.question_subjects import SubjectFinding, code_subject
 from belljar.toolbox.texts import one_line, visible
 
-MOST_CODE_CHARS = 2_000
-MOST_WORDS_CHARS = 200
+MAX_CODE_CHARS = 2_000
+MAX_WORDS_CHARS = 200
 HINT = "Write it another way: the policy of this server does not allow that"
 
 
@@ -28,10 +28,10 @@ async def check_policy(
     decisions = {inspection.decision, *(verdict.decision for verdict in verdicts)}
 
     def record(outcome: str, by: str = "") -> None:
-        guard.vetted(cell.execution_id, inspection, outcome, by)
+        guard.record_code_decision(cell.execution_id, inspection, outcome, by)
         for verdict in verdicts:
             if verdict.decision != "allow":
-                guard.vetted_by_plugin(cell.execution_id, verdict, outcome)
+                guard.record_plugin_decision(cell.execution_id, verdict, outcome)
 
     if "deny" in decisions:
         record("denied")
@@ -77,7 +77,7 @@ def subject_findings(inspection: Inspection) -> list[SubjectFinding]:
 def in_words(inspection: Inspection) -> str:
     """Return each finding with its line and its rule, as one sentence."""
     return "; ".join(
-        f"line {finding.line}: {one_line(finding.what, MOST_WORDS_CHARS)} "
+        f"line {finding.line}: {one_line(finding.what, MAX_WORDS_CHARS)} "
         f"({finding.rule}{': ' + reason if reason else ''})"
         for finding, reason in zip(inspection.findings, inspection.reasons, strict=True)
     )
@@ -85,6 +85,6 @@ def in_words(inspection: Inspection) -> str:
 
 def _excerpt(code: str) -> str:
     """Return the code to show the person, without characters that could make it look like something else."""
-    left_out = len(code) - MOST_CODE_CHARS
+    left_out = len(code) - MAX_CODE_CHARS
     more = f"\n… and {left_out:,} more characters" if left_out > 0 else ""
-    return f"{visible(code[:MOST_CODE_CHARS], MOST_CODE_CHARS)}{more}"
+    return f"{visible(code[:MAX_CODE_CHARS], MAX_CODE_CHARS)}{more}"

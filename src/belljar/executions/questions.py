@@ -26,7 +26,7 @@ INPUT_SCHEMA = {
     "required": [ANSWER],
     "title": "Answer",
 }
-MOST_SHOWN_CHARS = 300
+MAX_SHOWN_CHARS = 300
 _NO_PROMPT = "The code asks for input"
 
 
@@ -37,10 +37,10 @@ def input_question(request: InputRequest) -> Question:
     return Question(message, request.form or INPUT_SCHEMA, is_password=request.is_password, about=about)
 
 
-def told_question(question_id: str, question: Question, *, where: str) -> str:
+def question_text(question_id: str, question: Question, *, where: str) -> str:
     """Return, for the agent, what a person is asked and where it can be answered; `where` is outside the client."""
     words = " ".join(question.message.split())
-    shown = words if len(words) <= MOST_SHOWN_CHARS else f"{words[: MOST_SHOWN_CHARS - 1]}…"
+    shown = words if len(words) <= MAX_SHOWN_CHARS else f"{words[: MAX_SHOWN_CHARS - 1]}…"
     places = [] if question.in_console else ["in your client, if it can ask"]
     if where:
         places.append(f"{where} `belljar inbox answer {question_id}`")

@@ -17,13 +17,13 @@ from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.names import shown
 from belljar.files.owner_folder import OwnerFolder, Stamp, stamp_of
 from belljar.files.private import write_file
-from belljar.files.workspace import Snapshot, Workspace
+from belljar.files.workspace import FolderScan, Workspace
 from belljar.settings import Settings
 
 FOLDER = "workspace"
 MEBIBYTE = 1024 * 1024
 _PREFIX = f"{FOLDER}/"
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class SharedFolder:
         self._version = version
         return notices
 
-    async def take_out(self, after: Snapshot) -> list[str]:
+    async def take_out(self, after: FolderScan) -> list[str]:
         """Copy out, after a cell, what it changed; return notices for the output."""
         if self._is_rewound:
             return []
@@ -212,5 +212,5 @@ def _reason(error: BelljarError | OSError) -> str:
 
 
 def _notices(fact: str, names: list[str]) -> list[str]:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return [f"{_PREFIX}: {fact}: {', '.join(names[:_MOST_NAMED])}{more}"] if names else []
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return [f"{_PREFIX}: {fact}: {', '.join(names[:_MAX_NAMED])}{more}"] if names else []

@@ -41,7 +41,7 @@ class Stopper:
         self._started_at = 0.0
         self._stopping: asyncio.Task[None] | None = None
         self.reason: Reason | None = None
-        self.asked = ON_REQUEST
+        self.why = ON_REQUEST
         """Who wanted it stopped, in words for the cause."""
         self.was_killed = False
 
@@ -77,10 +77,10 @@ class Stopper:
         passed_s = asyncio.get_running_loop().time() - self._paused_at if self._pause_end is not None else 0.0
         return max(0.0, self._pause_left_s - passed_s)
 
-    def stop(self, reason: Reason, asked: str = ON_REQUEST) -> None:
+    def stop(self, reason: Reason, why: str = ON_REQUEST) -> None:
         """Interrupt the cell now, and kill the kernel if the cell has not ended after the grace period."""
         if self.reason is None:
-            self.reason, self.asked = reason, asked
+            self.reason, self.why = reason, why
             self._on_stop()
             self._stopping = asyncio.get_running_loop().create_task(self._interrupt_then_kill())
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from belljar.errors import TooLarge
 from belljar.executions.shared_folder import SharedFolder
 from belljar.files.disk_usage import FolderUsage, files_within, small_usage, usage
-from belljar.files.workspace import Snapshot, Workspace, changes, snapshot
+from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
 from belljar.models import FileReference
 
 SMALL_FOLDER = 100
@@ -140,7 +140,7 @@ class FileChanges:
         self._workspace = workspace
         self._quota = quota
         self._sharing = sharing
-        self._before = self._after = Snapshot({}, is_complete=True, taken_ns=0)
+        self._before = self._after = FolderScan({}, is_complete=True, taken_ns=0)
 
     async def bring_in(self) -> list[str]:
         """Copy in what the owner's other sessions stored in `workspace/`; return notices for the output."""
@@ -180,7 +180,7 @@ class FileChanges:
             listed.append(file)
         return listed, len(found) - len(listed)
 
-    async def _scan(self) -> Snapshot:
+    async def _scan(self) -> FolderScan:
         """Scan the session folder: a small one here, which takes 50 µs, because a thread would cost four times that."""
-        small = snapshot(self._workspace, limit=SMALL_FOLDER)
-        return small if small.is_complete else await asyncio.to_thread(snapshot, self._workspace)
+        small = scan_folder(self._workspace, limit=SMALL_FOLDER)
+        return small if small.is_complete else await asyncio.to_thread(scan_folder, self._workspace)

@@ -17,7 +17,7 @@ _MAX_DEPTH = 32
 _BLOCK_BYTES = 512
 # Added for each entry, because even one without blocks costs a name and an inode.
 _ENTRY_BYTES = 512
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 # ext4 makes one inode for each 16 KB of a disk, so 64 files for each MB; a small limit on bytes still allows 20,000.
@@ -47,20 +47,22 @@ class _TooMuch(Exception):
 
 def usage(folders: Sequence[Path]) -> FolderUsage:
     """Measure all of these folders; 10 µs a folder and 2 µs a file. Large or deep trees are left to `du`."""
-    return sum(map(_used, folders), FolderUsage())
+    return sum(map(_measure, folders), FolderUsage())
 
 
 def small_usage(folders: Sequence[Path]) -> FolderUsage | None:
     """Measure folders with hardly a file, which takes 0.1 ms; None if they hold more."""
+    walk = _Walk(_FEW_ENTRIES)
     try:
-        return sum((_Walk(_FEW_ENTRIES).measure(folder) for folder in folders), FolderUsage())
+        return FolderUsage(sum(map(walk.measure, folders)), walk.files)
     except _TooMuch:
         return None
 
 
-def _used(folder: Path) -> FolderUsage:
+def _measure(folder: Path) -> FolderUsage:
+    walk = _Walk(_MAX_ENTRIES)
     try:
-        return _Walk(_MAX_ENTRIES).measure(folder)
+        return FolderUsage(walk.measure(folder), walk.files)
     except _TooMuch:
         return FolderUsage(_ask_du(folder, "-k") * 1024, _ask_du(folder, "--inodes"))
 
@@ -68,15 +70,16 @@ def _used(folder: Path) -> FolderUsage:
 class _Walk:
     def __init__(self, most_entries: int) -> None:
         self._left = most_entries
-        self._links: set[int] = set()
-        self._files = 0
+        self._links: set[tuple[int, int]] = set()
+        self.files = 0
 
-    def measure(self, folder: Path) -> FolderUsage:
+    def measure(self, folder: Path) -> int:
+        """Return the bytes of a folder, and count its files."""
         try:
             descriptor = os.open(folder, _DIRECTORY)
         except OSError:
-            return FolderUsage()
-        return FolderUsage(self._directory(descriptor, 0), self._files)
+            return 0
+        return self._directory(descriptor, 0)
 
     def _directory(self, descriptor: int, depth: int) -> int:
         """Measure an open folder and close it. One descriptor stays open for each level, hence the limit on depth."""
@@ -105,10 +108,11 @@ class _Walk:
             return 0  # gone or changed since it was listed
         own = status.st_blocks * _BLOCK_BYTES + _ENTRY_BYTES
         if below < 0 and status.st_nlink > 1:
-            if status.st_ino in self._links:
+            link = (status.st_dev, status.st_ino)
+            if link in self._links:
                 return 0
-            self._links.add(status.st_ino)
-        self._files += 1
+            self._links.add(link)
+        self.files += 1
         return own if below < 0 else own + self._directory(below, depth + 1)
 
 
@@ -117,7 +121,7 @@ def _ask_du(folder: Path, unit: str) -> int:
         output = subprocess.run(
             ["du", "-s", "-x", unit, "--", str(folder)],
             capture_output=True,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
         ).stdout

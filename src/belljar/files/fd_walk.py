@@ -26,8 +26,8 @@ __all__ = [
     "UNFINISHED",
     "Omission",
     "Omissions",
-    "opened_file",
-    "opened_folder",
+    "open_file",
+    "open_folder",
     "remove",
 ]
 
@@ -42,7 +42,7 @@ _HANDLE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # The errors of opening an entry, or of reading a link, whose type has changed since it was looked at.
 SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EISDIR})
 
-_NAMED_AT_MOST = 100
+_MAX_NAMED = 100
 _BATCH = 5_000
 _PASSES = 1_000
 _FLAT_DEPTH = 16
@@ -66,33 +66,33 @@ class Omissions:
     def add(self, parts: list[str], reason: str) -> None:
         """Record the entry at that path."""
         self.count += 1
-        if len(self.named) < _NAMED_AT_MOST:
+        if len(self.named) < _MAX_NAMED:
             self.named.append(Omission(display_name("/".join(parts)), reason))
 
 
 @contextlib.contextmanager
-def opened_folder(
+def open_folder(
     name: str, parent: int | None = None, *, is_written: bool = False
 ) -> Generator[tuple[int, os.stat_result]]:
     """Open a folder and yield its descriptor and status. If it is written, the caller sets its mode later."""
-    with _opened(name, _FOLDER, parent, 0o700 if is_written else 0o500, is_kept=is_written) as (descriptor, status):
+    with _open(name, _FOLDER, parent, 0o700 if is_written else 0o500, is_kept=is_written) as (descriptor, status):
         if parent is not None and status.st_dev != os.fstat(parent).st_dev:
             raise OSError(errno.EXDEV, "is another file system")
         yield descriptor, status
 
 
 @contextlib.contextmanager
-def opened_file(name: str, parent: int, *, is_written: bool = False) -> Generator[tuple[int, os.stat_result]]:
+def open_file(name: str, parent: int, *, is_written: bool = False) -> Generator[tuple[int, os.stat_result]]:
     """Open a regular file and yield its descriptor and status. If it is written, the caller sets its mode later."""
     access, rights = (os.O_RDWR, 0o600) if is_written else (os.O_RDONLY, 0o400)
-    with _opened(name, _FILE | access, parent, rights, is_kept=is_written) as (descriptor, status):
+    with _open(name, _FILE | access, parent, rights, is_kept=is_written) as (descriptor, status):
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ELOOP, "is not a regular file")
         yield descriptor, status
 
 
 @contextlib.contextmanager
-def _opened(
+def _open(
     name: str, flags: int, parent: int | None, rights: int, *, is_kept: bool
 ) -> Generator[tuple[int, os.stat_result]]:
     try:
@@ -148,7 +148,7 @@ def _remove(parent: int, name: str, top: int, depth: int, remaining: list[str]) 
     except FileNotFoundError:
         return
     except IsADirectoryError:
-        with opened_folder(name, parent, is_written=True) as (descriptor, _):
+        with open_folder(name, parent, is_written=True) as (descriptor, _):
             if depth < _FLAT_DEPTH:
                 _empty(descriptor, top, depth + 1, remaining)
             else:
@@ -173,7 +173,7 @@ def _empty(descriptor: int, top: int, depth: int, remaining: list[str]) -> None:
 # Removing a tree that hostile code built, possibly thousands of levels deep, or with folders that nobody may enter.
 # Python's own `rmtree` is recursive and gives up at about a thousand levels; `chmod` and `rm` walk by descriptor.
 
-_PATIENCE_S = 600
+_TIMEOUT_S = 600
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def remove_tree(path: Path) -> None:
     for command in (["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
         try:
             done = subprocess.run(
-                [*command, str(path)], check=False, capture_output=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL
+                [*command, str(path)], check=False, capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("%s of %s failed: %s", command[0], path, type(error).__name__)

@@ -17,7 +17,7 @@ from belljar.files.file_types import kind_of
 from belljar.files.names import shown
 from belljar.files.openat import blocked_message, open_regular, too_large
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """As many as Linux follows itself."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without the right to read or to enter a folder: a mount needs neither. Elsewhere than on Linux nothing is mounted.
@@ -30,7 +30,7 @@ def open_host_folder(path: str) -> int:
     if sys.platform != "linux":  # sessions have no view of their own there, and see what the server's user sees
         return _open_elsewhere(path)
     try:
-        descriptor, links = _followed(path)
+        descriptor, links = _follow(path)
     except OSError as error:
         raise SandboxUnavailable(
             f"folder {path} cannot be shown: {error.strerror}", hint="Mend it, or take it out of the setting `folders`"
@@ -48,7 +48,7 @@ def open_host_folder(path: str) -> int:
     raise SandboxUnavailable(f"folder {path} cannot be shown: it is a {kind_of(found.st_mode)}")
 
 
-def _followed(path: str) -> tuple[int, list[tuple[str, int]]]:
+def _follow(path: str) -> tuple[int, list[tuple[str, int]]]:
     """Return a descriptor of what a path leads to, and the symlinks on the way with their owners."""
     links: list[tuple[str, int]] = []
     rest = [*PurePosixPath(path).parts[1:]]
@@ -75,7 +75,7 @@ def _followed(path: str) -> tuple[int, list[tuple[str, int]]]:
 
 
 def _check_links(count: int, path: str) -> None:
-    if count > _MOST_LINKS:
+    if count > _MAX_LINKS:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 

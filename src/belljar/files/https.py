@@ -129,7 +129,7 @@ async def _fetch(
     async def exchange(stream: ByteStream, target: _Target) -> int | _Redirect:
         return await _receive(stream, target, keep, max_bytes)
 
-    return await _asked(url, exchange, reach, ssl_context, deadline_s)
+    return await _follow_redirects(url, exchange, reach, ssl_context, deadline_s)
 
 
 async def send_https(
@@ -147,13 +147,15 @@ async def send_https(
         await anyio.to_thread.run_sync(file.seek, 0)
         return await _send(stream, target, file, size)
 
-    return await _asked(url, exchange, reach, ssl_context, deadline_s or DEADLINE_S + size / _SLOWEST_BYTES_S)
+    return await _follow_redirects(
+        url, exchange, reach, ssl_context, deadline_s or DEADLINE_S + size / _SLOWEST_BYTES_S
+    )
 
 
 Exchange = Callable[[ByteStream, "_Target"], Awaitable["Done | _Redirect"]]
 
 
-async def _asked(
+async def _follow_redirects(
     url: str, exchange: "Exchange[Done]", reach: Reach, ssl_context: ssl.SSLContext | None, deadline_s: float
 ) -> Done:
     """Make one exchange with each host that redirects lead to, until one answers otherwise."""

@@ -15,7 +15,7 @@ from belljar.errors import TooLarge
 from belljar.files.private import make_missing
 from belljar.files.workspace import Workspace
 
-MOST_FILES = 5_000
+MAX_FILES = 5_000
 
 Stamp = tuple[int, int, int]
 """mtime_ns, size, inode: a different stamp means different content."""
@@ -55,7 +55,7 @@ class OwnerFolder:
 
     def files(self) -> dict[str, Stamp]:
         """Return the stamps of all files by name."""
-        return {name: stamp_of(status) for name, status in self._files.scan(limit=4 * MOST_FILES).found}
+        return {name: stamp_of(status) for name, status in self._files.scan(limit=4 * MAX_FILES).found}
 
     def put(self, name: str, source: int, held: dict[str, Stamp]) -> Stamp:
         """Store a copy of an open file; `TooLarge` if there is no space for it. The caller holds the lock.
@@ -67,8 +67,8 @@ class OwnerFolder:
         size = os.fstat(source).st_size
         if size > room:
             raise TooLarge(f"{size:,} bytes, and {max(room, 0):,} of {self.limit_bytes:,} are free")
-        if len(others) >= MOST_FILES:
-            raise TooLarge(f"there are {MOST_FILES:,} files already")
+        if len(others) >= MAX_FILES:
+            raise TooLarge(f"there are {MAX_FILES:,} files already")
         self._files.write_from(name, source, room)
         self._bump_version()
         held[name] = self.stamp(name)

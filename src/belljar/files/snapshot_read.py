@@ -7,7 +7,7 @@ have it already. This module does not know which snapshots exist. Blocking; call
 import os
 import stat
 
-from belljar.files.fd_walk import MAX_DEPTH, MAX_ENTRIES, SWAPPED, UNFINISHED, Omissions, opened_file, opened_folder
+from belljar.files.fd_walk import MAX_DEPTH, MAX_ENTRIES, SWAPPED, UNFINISHED, Omissions, open_file, open_folder
 from belljar.files.file_types import kind_of
 from belljar.files.names import display_name, shown
 from belljar.files.snapshot_tree import (
@@ -57,7 +57,7 @@ class TreeReader:
     def read(self, folder: str, before: FolderNode | None) -> FolderNode:
         """Return the whole folder, sharing nodes with the tree before; `NotKept` if it cannot be read completely."""
         try:
-            with opened_folder(folder) as (descriptor, status):
+            with open_folder(folder) as (descriptor, status):
                 tree = self._list(descriptor, status, before)
         except OSError as error:
             raise NotKept(f"the folder cannot be read: {error.strerror}") from error
@@ -153,7 +153,7 @@ class TreeReader:
     def _node(self, parent: int, name: str, before: Node | None) -> Node:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            with opened_folder(name, parent) as (descriptor, status):
+            with open_folder(name, parent) as (descriptor, status):
                 return self._list(descriptor, status, before)
         if stat.S_ISREG(status.st_mode):
             node = self._file(parent, name)
@@ -166,7 +166,7 @@ class TreeReader:
         return _shared(before, node)
 
     def _file(self, parent: int, name: str) -> FileNode:
-        with opened_file(name, parent) as (descriptor, original):
+        with open_file(name, parent) as (descriptor, original):
             is_sound = self._stat_trust.is_sound(descriptor)
             content, status, is_steady = steadily(descriptor, lambda: self._content(descriptor))
         if not is_steady:

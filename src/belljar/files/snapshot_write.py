@@ -14,7 +14,7 @@ import sys
 from collections.abc import Generator
 from itertools import islice
 
-from belljar.files.fd_walk import SWAPPED, UNFINISHED, Omissions, opened_file, opened_folder, remove
+from belljar.files.fd_walk import SWAPPED, UNFINISHED, Omissions, open_file, open_folder, remove
 from belljar.files.snapshot_tree import (
     Content,
     ContentStore,
@@ -52,7 +52,7 @@ class TreeWriter:
 
     def restore(self, folder: str, tree: FolderNode) -> None:
         """Restore the whole tree; entries that cannot be restored are named in `skipped`."""
-        with opened_folder(folder, is_written=True) as (descriptor, _):
+        with open_folder(folder, is_written=True) as (descriptor, _):
             self._fill(descriptor, tree)
             self._set(descriptor, tree)
 
@@ -113,7 +113,7 @@ class TreeWriter:
         if status is None or not stat.S_ISDIR(status.st_mode):
             remove(parent, name)
             os.mkdir(name, 0o700, dir_fd=parent)
-        with opened_folder(name, parent, is_written=True) as (descriptor, _):
+        with open_folder(name, parent, is_written=True) as (descriptor, _):
             self._fill(descriptor, node)
             self._set(descriptor, node)
 
@@ -137,7 +137,7 @@ class TreeWriter:
             return self._replace(parent, name, node)
 
     def _rewrite(self, parent: int, name: str, node: FileNode, *, has_content: bool) -> None:
-        with opened_file(name, parent, is_written=True) as (descriptor, status):
+        with open_file(name, parent, is_written=True) as (descriptor, status):
             if status.st_nlink != 1 or status.st_uid != node.uid:
                 raise OSError(errno.ELOOP, "is another file than a moment ago")
             if not has_content:

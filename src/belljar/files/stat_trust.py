@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int]
 
 # The clock by which Linux stamps files; Python has no name for it.
 _CLOCK_REALTIME_COARSE = 5
-_PATIENCE_S = 0.02
+_TIMEOUT_S = 0.02
 _NAP_S = 0.0005
 # With a kernel's default settings dirty pages are written back within 35 s; after that, a store moves the times again.
 _WRITTEN_BACK_NS = 60 * 10**9
@@ -56,7 +56,7 @@ class StatTrust:
     """Decides for many files in a row; waits for one clock tick at most, however many were just written."""
 
     def __init__(self) -> None:
-        self._patience_s = _PATIENCE_S
+        self._patience_s = _TIMEOUT_S
 
     def is_sound(self, descriptor: int) -> bool:
         """Tell whether a read that starts now gets the content that the present status stands for.

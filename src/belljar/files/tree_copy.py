@@ -22,8 +22,8 @@ from belljar.files.fd_walk import (
     UNFINISHED,
     Omission,
     Omissions,
-    opened_file,
-    opened_folder,
+    open_file,
+    open_folder,
     remove,
 )
 from belljar.files.file_types import kind_of
@@ -59,10 +59,10 @@ def copy_tree(source: Path, target: Path, *, owner: Owner | None, limit_bytes: i
     try:
         with contextlib.ExitStack() as stack:
             try:
-                below, status = stack.enter_context(opened_folder(os.fspath(source)))
+                below, status = stack.enter_context(open_folder(os.fspath(source)))
             except OSError as error:
                 raise FileMissing(f"the folder to copy cannot be opened: {error.strerror}") from error
-            into, _ = stack.enter_context(opened_folder(os.fspath(target), is_written=True))
+            into, _ = stack.enter_context(open_folder(os.fspath(target), is_written=True))
             copying.fill(below, into)
             if is_made:
                 copying.finish(into, status.st_mode, status.st_mtime_ns)
@@ -146,7 +146,7 @@ class _TreeCopy:
     def _copy_file(self, name: str, source: int, target: int) -> None:
         with contextlib.ExitStack() as stack:
             with _reading():
-                original, found = stack.enter_context(opened_file(name, source))
+                original, found = stack.enter_context(open_file(name, source))
             copy = os.open(name, _CREATE, 0o600, dir_fd=target)
             stack.callback(os.close, copy)
 
@@ -168,9 +168,9 @@ class _TreeCopy:
     def _copy_folder(self, name: str, source: int, target: int) -> None:
         with contextlib.ExitStack() as stack:
             with _reading():
-                below, status = stack.enter_context(opened_folder(name, source))
+                below, status = stack.enter_context(open_folder(name, source))
             os.mkdir(name, 0o700, dir_fd=target)
-            into, _ = stack.enter_context(opened_folder(name, target, is_written=True))
+            into, _ = stack.enter_context(open_folder(name, target, is_written=True))
             self.fill(below, into)
             self.finish(into, status.st_mode, status.st_mtime_ns)
 
@@ -214,7 +214,7 @@ def _make(target: Path) -> bool:
 
 def _unmake(target: Path, *, is_made: bool) -> None:
     with contextlib.suppress(OSError):
-        with opened_folder(os.fspath(target), is_written=True) as (descriptor, _):
+        with open_folder(os.fspath(target), is_written=True) as (descriptor, _):
             for path in target.iterdir():
                 remove(descriptor, path.name)
         if is_made:

@@ -396,7 +396,7 @@ _TICK_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FolderScan:
     """The regular files at one moment; not complete if the limit was reached."""
 
     files: dict[str, Fingerprint]
@@ -414,17 +414,17 @@ class FileChange:
     change: Literal["created", "modified"]
 
 
-def snapshot(workspace: Workspace, limit: int = DEFAULT_LIMIT) -> Snapshot:
+def scan_folder(workspace: Workspace, limit: int = DEFAULT_LIMIT) -> FolderScan:
     """Record the present files; blocks for about 50 µs for ten files, and looks at no more than `limit` entries."""
     taken_ns = time.time_ns()
     scan = workspace.scan(limit=limit)
     files = {
         name: (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns) for name, status in scan.found
     }
-    return Snapshot(files, scan.is_complete, taken_ns)
+    return FolderScan(files, scan.is_complete, taken_ns)
 
 
-def changes(before: Snapshot, after: Snapshot) -> list[FileChange]:
+def changes(before: FolderScan, after: FolderScan) -> list[FileChange]:
     """Return what differs, sorted by name. If `before` is incomplete, unknown files count only if changed since."""
     changed: list[FileChange] = []
     for raw, fingerprint in after.files.items():

@@ -17,7 +17,7 @@ _FIRST = (
     *("IPython", "traitlets", "pygments", "decorator.py", "matplotlib_inline", "stack_data", "executing"),
     *("numpy", "pandas", "matplotlib"),
 )
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 _CHUNK = 16
 _LINES = 20
 """How many lines of progress are written."""
@@ -28,7 +28,7 @@ def main(niceness: int, folders: "list[str]") -> None:
     os.nice(niceness)
     files = [str(file) for folder in folders for file in _files(Path(folder))]
     step = max(1, len(files) // _LINES)
-    with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, _MOST_WORKERS)) as pool:
+    with multiprocessing.get_context("fork").Pool(min(os.cpu_count() or 1, _MAX_WORKERS)) as pool:
         for number, _ in enumerate(pool.imap_unordered(_compile, files, _CHUNK), 1):
             if number % step == 0 or number == len(files):
                 print(f"compiled {number:,} of {len(files):,} files", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-_MOST_DESCRIPTORS = 253  # the most that Linux passes in one message
+_MAX_DESCRIPTORS = 253  # the most that Linux passes in one message
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
@@ -42,7 +42,7 @@ def main() -> None:
         server = socket.socket(socket.AF_UNIX)
         server.connect(sys.argv[1])
         _control(_PR_SET_DUMPABLE, 0)
-        _, received, _, _ = socket.recv_fds(server, 1, _MOST_DESCRIPTORS)
+        _, received, _, _ = socket.recv_fds(server, 1, _MAX_DESCRIPTORS)
         if received:
             _serve(server, received)
     os._exit(0)
@@ -67,7 +67,7 @@ def _serve(server: socket.socket, received: "list[int]") -> None:
         if server in ready:
             return
         os.read(wakeup_read, 4096)
-        for pid, status in _ended():
+        for pid, status in _reap():
             if pid == command:
                 server.sendall(b"%d" % os.waitstatus_to_exitcode(status))
 
@@ -76,7 +76,7 @@ def _on_child(_number: int, _frame: object) -> None:
     """Do nothing; a handler has to be there for SIGCHLD to write to the wakeup descriptor."""
 
 
-def _ended() -> "list[tuple[int, int]]":
+def _reap() -> "list[tuple[int, int]]":
     ended: list[tuple[int, int]] = []
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -34,7 +34,7 @@ class Archive:
     def __init__(self, data_directory: Path, journal: Journal) -> None:
         self._folder = data_directory / "sessions"
         self._journal = journal
-        self._records = SessionRecords(journal, "")
+        self.records = SessionRecords(journal, "")
 
     @property
     def runs(self) -> RunRecords:
@@ -53,14 +53,10 @@ class Archive:
                 f"{prefix} begins the ids of {'several' if len(found) > _SHOWN else len(found)} sessions",
                 hint=f"Give more of the id: {', '.join(found[:_SHOWN])}",
             )
-        entry = self._records.find(found[0])
+        entry = self.records.find(found[0])
         if entry is None or entry.state == "gone":
             raise SessionNotFound(f"session {found[0]} {entry.end if entry else 'is gone'}, and its executions with it")
         return entry
-
-    def asleep(self) -> list[SessionRecord]:
-        """Return the sleeping sessions of all principals, oldest first."""
-        return self._records.all_asleep()
 
     def count(self, session_id: str) -> int:
         """Return how many executions a session has."""

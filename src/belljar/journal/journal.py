@@ -51,7 +51,7 @@ _CALL = (
     "state = excluded.state, duration_s = excluded.duration_s, reason = excluded.reason"
 )
 # Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
-MOST_CALLS = 1_000
+MAX_CALLS = 1_000
 _RECORD = (
     "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client "
     "FROM executions"
@@ -179,7 +179,7 @@ class Journal(JournalWriter):
 
     def record_call(self, execution_id: str, number: int, call: CallRecord) -> None:
         """Record the start or the end of a tool call, by its number among those of its execution."""
-        if number > MOST_CALLS:
+        if number > MAX_CALLS:
             return
         what = (call.server, call.tool, call.state, time.time(), call.duration_s, call.reason)
         self.write(_CALL, (execution_id, number, *what))

@@ -119,10 +119,6 @@ class RunRecords:
             "UPDATE runs SET text = ?, texts = ?, digest = ? WHERE id = ?", (text, texts, digest, run_id)
         )
 
-    def set_session(self, run_id: str, session_id: str) -> None:
-        """Record the session that a run has."""
-        self._journal.write_now("UPDATE runs SET session_id = ? WHERE id = ?", (session_id, run_id))
-
     def set_state(self, run_id: str, state: RunState, end: str = "", *, value: str | None = None) -> None:
         """Record the state of a run that this server drives; one that has ended is driven by nobody."""
         has_ended = state in ENDED

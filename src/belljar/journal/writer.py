@@ -22,10 +22,10 @@ BUSY_S = 0.1
 # The same when the writer closes, because there is no later retry and no other work to delay.
 LAST_BUSY_S = 5.0
 RETRY_S = 0.05
-MOST_RETRY_S = 1.0
-MOST_WAITING_BYTES = 32 * 1024 * 1024
+MAX_RETRY_S = 1.0
+MAX_WAITING_BYTES = 32 * 1024 * 1024
 # The most waiting changes that are written in one transaction, which takes some 20 ms.
-MOST_AT_ONCE_BYTES = 2 * 1024 * 1024
+MAX_AT_ONCE_BYTES = 2 * 1024 * 1024
 CHANGE_BYTES = 200
 # Errors of the change and not of the disk: a retry would fail again, and hold up all changes behind it.
 _InvalidChange = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
@@ -68,7 +68,7 @@ class JournalWriter:
     @property
     def is_full(self) -> bool:
         """Return whether so much waits in memory that no more should be added."""
-        return self._waiting_bytes > MOST_WAITING_BYTES
+        return self._waiting_bytes > MAX_WAITING_BYTES
 
     def values_of(self, statement: str) -> list[tuple[Any, ...]]:
         """Return the values of the waiting changes by this statement, in order, because no query sees them yet."""
@@ -185,7 +185,7 @@ class JournalWriter:
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
             log.warning("the journal can be written again, and nothing that waited is lost")
             return
-        self._retry_s = 0.0 if is_written else min(MOST_RETRY_S, max(RETRY_S, 2 * self._retry_s))
+        self._retry_s = 0.0 if is_written else min(MAX_RETRY_S, max(RETRY_S, 2 * self._retry_s))
         self._schedule(self._retry_s, self._retry)
 
     def _write_waiting(self) -> bool:
@@ -194,7 +194,7 @@ class JournalWriter:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for change in self._waiting:
-                if written_bytes > MOST_AT_ONCE_BYTES:
+                if written_bytes > MAX_AT_ONCE_BYTES:
                     break
                 try:
                     self._connection.execute(*change)

@@ -87,10 +87,10 @@ class BelljarKernel(Kernel):
 
     async def _open_ahead(self) -> None:
         with contextlib.suppress(BelljarError):  # the first cell tries again and reports the error
-            await self._attached()
+            await self._attach()
 
-    async def _attached(self) -> AttachedSession:
-        attached = await self.keeper.attached()
+    async def _attach(self) -> AttachedSession:
+        attached = await self.keeper.attach()
         if self._following is None or self._following.done():
             self.execution_count = attached.count
             self._following = asyncio.get_running_loop().create_task(self._follow(attached))
@@ -181,7 +181,7 @@ class BelljarKernel(Kernel):
     async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Answer when the session is open, or after `FIRST_WAIT_S`."""
         with contextlib.suppress(BelljarError, TimeoutError):
-            await self._on_main(asyncio.wait_for(self._attached(), FIRST_WAIT_S))
+            await self._on_main(asyncio.wait_for(self._attach(), FIRST_WAIT_S))
         await super().kernel_info_request(stream, ident, parent)
 
     @property
@@ -213,7 +213,7 @@ class BelljarKernel(Kernel):
             return self._succeeded(self.execution_count)
         cell = self._current = FrontEndCell(self.get_parent("shell"), self._parent_ident["shell"], is_silent=silent)
         try:
-            attached = await self._attached()
+            attached = await self._attach()
             await attached.execute(code, allow_input=allow_stdin)
             ended = await cell.ended
         except BelljarError as error:
@@ -248,7 +248,7 @@ class BelljarKernel(Kernel):
         """Deliver a front end's message to a widget, under the session's turn."""
         request_id = str(parent["header"]["msg_id"])
         with contextlib.suppress(BelljarError):
-            attached = await self._attached()
+            attached = await self._attach()
             cell = self._cells[request_id] = FrontEndCell(parent, ident, is_silent=False)
             try:
                 await attached.send_comm(request_id, received(kind, parent))
@@ -260,7 +260,7 @@ class BelljarKernel(Kernel):
         """Answer which comms are open in the session."""
         found: dict[str, str] = {}
         with contextlib.suppress(BelljarError):
-            found = await (await self._attached()).comms()
+            found = await (await self._attach()).comms()
         wanted = parent["content"].get("target_name")
         comms = {name: {"target_name": target} for name, target in found.items() if wanted in (None, target)}
         self._signed.send(stream, "comm_info_reply", {"status": "ok", "comms": comms}, parent, ident)
@@ -268,7 +268,7 @@ class BelljarKernel(Kernel):
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
         """Return the names that fit; none while a cell runs."""
         try:
-            found = await (await self._attached()).complete(code, cursor_pos)
+            found = await (await self._attach()).complete(code, cursor_pos)
         except BelljarError:
             return await super().do_complete(code, cursor_pos)
         span = {"cursor_start": found.start, "cursor_end": found.end}
@@ -279,7 +279,7 @@ class BelljarKernel(Kernel):
     ) -> dict[str, Any]:
         """Describe a name; return nothing while a cell runs."""
         try:
-            data = (await (await self._attached()).inspect(code, cursor_pos, detail_level)).data
+            data = (await (await self._attach()).inspect(code, cursor_pos, detail_level)).data
         except BelljarError:
             data = {}
         return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
@@ -287,7 +287,7 @@ class BelljarKernel(Kernel):
     async def do_is_complete(self, code: str) -> dict[str, Any]:
         """Return whether code is a whole cell."""
         try:
-            checked = await (await self._attached()).check(code)
+            checked = await (await self._attach()).check(code)
         except BelljarError:
             return {"status": "unknown"}
         indent = {"indent": checked.indent} if checked.status == "incomplete" else {}
@@ -319,7 +319,7 @@ class BelljarKernel(Kernel):
         self._signed.send(stream, "interrupt_reply", content, parent, ident=ident)
 
     async def _interrupt(self) -> None:
-        await (await self._attached()).interrupt()
+        await (await self._attach()).interrupt()
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the session, or detach from an agent's."""
@@ -372,14 +372,14 @@ def language_of(attached: AttachedSession) -> dict[str, Any]:
 
 # History
 
-MOST_CELLS = 1_000
+MAX_CELLS = 1_000
 
 
 class History:
     """The last cells that the kernel has seen. It is the history of one session, whose number is 0."""
 
     def __init__(self) -> None:
-        self._cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
+        self._cells: deque[tuple[int, str]] = deque(maxlen=MAX_CELLS)
 
     def add(self, count: int, code: str) -> None:
         """Add a cell that has begun."""
@@ -403,7 +403,7 @@ class History:
             cells = [cell for cell in cells if fnmatchcase(cell[1], pattern)]
             if wanted.get("unique"):
                 cells = {code: (count, code) for count, code in reversed(cells)}.values()
-        return reversed(list(islice(cells, wanted.get("n") or MOST_CELLS)))
+        return reversed(list(islice(cells, wanted.get("n") or MAX_CELLS)))
 
 
 # Questions of cells to the front end that ran them, over its stdin channel

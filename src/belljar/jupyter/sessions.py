@@ -70,7 +70,7 @@ class SessionKeeper:
         self._opened: asyncio.Future[AttachedSession] | None = None
         self._is_closing = asyncio.Event()
 
-    async def attached(self) -> AttachedSession:
+    async def attach(self) -> AttachedSession:
         """Return the session, opened if there is none or the last one has ended; raise what opening it raises."""
         if self._opened is None or (self._opened.done() and self._task is not None and self._task.done()):
             self._is_closing = asyncio.Event()
@@ -89,7 +89,7 @@ class SessionKeeper:
             opened.set_exception(error)
 
     async def aclose(self) -> None:
-        """Close the session; may be called twice. The next call of `attached` opens another one."""
+        """Close the session; may be called twice. The next call of `attach` opens another one."""
         self._is_closing.set()
         if self._task is None or self._opened is None:
             return

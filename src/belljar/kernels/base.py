@@ -122,18 +122,18 @@ class Kernel(Protocol):
         ...
 
 
-class KernelSnapshot(Protocol):
+class KernelCheckpoint(Protocol):
     """A frozen fork of a kernel: it has the kernel's memory as it once was, and runs nothing."""
 
     lost: list[str]
-    """What the snapshot lacks, because threads, processes and sockets are not forked along."""
+    """What the checkpoint lacks, because threads, processes and sockets are not forked along."""
 
     def is_alive(self) -> bool:
         """Return whether a kernel can still be restored from it."""
         ...
 
     def memory_mb(self) -> float:
-        """Return the memory that the snapshot takes in addition to the kernel's."""
+        """Return the memory that the checkpoint takes in addition to the kernel's."""
         ...
 
 
@@ -141,19 +141,19 @@ class KernelSnapshot(Protocol):
 class ForkableKernel(Kernel, Protocol):
     """A kernel whose process can be forked between two cells."""
 
-    async def snapshot(self) -> KernelSnapshot:
-        """Fork a frozen copy into the same sandbox. Raises CopyRefused when the copy would not be sound."""
+    async def fork_checkpoint(self) -> KernelCheckpoint:
+        """Fork a checkpoint into the same sandbox. Raises CopyRefused when it would not be sound."""
         ...
 
-    async def restore(self, copy: KernelSnapshot) -> Kernel:
-        """Return a kernel in this one's sandbox that continues from the copy, once it has answered a request.
+    async def restore(self, checkpoint: KernelCheckpoint) -> Kernel:
+        """Return a kernel in this one's sandbox that continues from the checkpoint, once it has answered a request.
 
         This kernel may be dead by now. If it is alive, both are alive until this one is discarded.
         """
         ...
 
-    def forget(self, copy: KernelSnapshot) -> None:
-        """End the process of a copy."""
+    def forget(self, checkpoint: KernelCheckpoint) -> None:
+        """End the process of a checkpoint."""
         ...
 
     def shares_sandbox(self, other: Kernel) -> bool:
@@ -161,7 +161,7 @@ class ForkableKernel(Kernel, Protocol):
         ...
 
     async def discard(self, successor: Kernel | None = None) -> None:
-        """End this kernel's processes and release it, but keep its sandbox, because its snapshots live there.
+        """End this kernel's processes and release it, but keep its sandbox, because its checkpoints live there.
 
         The successor is a kernel that was restored from one of them; its processes are spared.
         """
@@ -258,7 +258,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.St
             importlib.import_module(name)
         except BaseException as error:
             errors[name] = f"{type(error).__name__}: {error}"[:2000]
-told = json.dumps({"loaded": loaded, "errors": errors}).encode().hex()
+proof = json.dumps({"loaded": loaded, "errors": errors}).encode().hex()
 """
 
 
@@ -289,7 +289,7 @@ class _ProofText(BaseModel):
 def proof_expression(modules: Sequence[str], watched: Sequence[str]) -> str:
     """Return a Python expression whose value `read_proof` reads; evaluating it defines no name."""
     given = {"modules": [*modules], "watched": [*watched]}
-    return f"(lambda names: (exec({_CODE!r}, names), names['told'])[1])({given!r})"
+    return f"(lambda names: (exec({_CODE!r}, names), names['proof'])[1])({given!r})"
 
 
 def read_proof(text: str) -> ImportProof | None:

@@ -1,8 +1,8 @@
 """Forks of a running process: asking for one, admitting it to a sandbox, and learning how it ended.
 
-A fork (called a copy here) has a wire of its own and is no child of the server. Owns `ForkedProcess`, which tells the
-exit status of such a process, and `SnapshotProcess`, a fork that runs nothing until a kernel is restored from it. Does
-not know what the copied process runs.
+A fork has a wire of its own and is no child of the server. Owns `ForkedProcess`, which tells the exit status of such a
+process, and `CheckpointProcess`, a fork that runs nothing until a kernel is restored from it. Does not know what the
+forked process runs.
 """
 
 import asyncio
@@ -23,31 +23,29 @@ from pydantic import BaseModel, ValidationError
 
 from belljar.errors import CopyRefused, SandboxUnavailable
 from belljar.kernels import protocol
-from belljar.kernels.base import KernelSnapshot
+from belljar.kernels.base import KernelCheckpoint
 from belljar.kernels.wire import Wire
-from belljar.sandboxes.base import ForkedSandbox, NamespaceEntry, Sandbox
+from belljar.sandboxes.base import HOLD, ForkedSandbox, NamespaceEntry, Sandbox
 from belljar.sandboxes.child import open_pidfd
 
 UNKNOWN_STATUS = 256
 """The exit status of a process whose end nobody could report."""
-# Keeps a sandbox open. It ignores these signals because a session may send them to every `sleep` there is.
-HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
 _MAX_NOTE_BYTES = 65_536
 _RETRY_S = 0.001
 _REAP_TIMEOUT_S = 1.0
-_FORK_TIMEOUT_S = 1.0
+_PARENT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ForkIdentity:
-    """What a copy has that differs from the process it was forked from."""
+    """What a fork has that differs from the process it was forked from."""
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Environment variables to set; for a copy of a zygote, all that it has."""
+    """Environment variables to set; for a fork of a zygote, all that it has."""
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Package folders that have another path in the copy's sandbox, old to new."""
+    """Package folders that have another path in the fork's sandbox, old to new."""
     folder: str = "/"
-    """The working directory, unless the copy already has one that exists."""
+    """The working directory, unless the fork already has one that exists."""
     reseed: bool = False
     threads: int = 1
     """How many threads the linear algebra libraries may use."""
@@ -62,7 +60,7 @@ class ForkedProcess:
     """A forked process and how it ended.
 
     Where Linux tells the exit status to any holder of a pidfd, it is read from there. Elsewhere a *keeper*, a process
-    inside that waits for the copy, writes the status into a pipe.
+    inside that waits for the fork, writes the status into a pipe.
     """
 
     def __init__(self) -> None:
@@ -91,7 +89,7 @@ class ForkedProcess:
             self._writing = -1
 
     def meet(self, pid: int) -> None:
-        """Note the pid that the copy's first message came from, and watch that process; may be called twice."""
+        """Note the pid that the fork's first message came from, and watch that process; may be called twice."""
         if self.pid:
             return
         self.pid = pid
@@ -105,19 +103,19 @@ class ForkedProcess:
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
 
     async def has_left_parent(self) -> None:
-        """Wait until the process that forks is done with it, or the copy has reported; for a second at most."""
+        """Wait until the process that forks is done with it, or the fork has reported; for a second at most."""
         if self.has_keeper:
-            return  # the keeper has the pipe open for as long as the copy lives
+            return  # the keeper has the pipe open for as long as the fork lives
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FORK_TIMEOUT_S):
+            async with asyncio.timeout(_PARENT_TIMEOUT_S):
                 await self._is_closed_or_met.wait()
 
     @property
     def listening_end(self) -> int:
-        """Return the pipe on which the keeper reports how the copy ended; negative where it has no keeper."""
+        """Return the pipe on which the keeper reports how the fork ended; negative where it has no keeper."""
         return self._reading if self.has_keeper else -1
 
-    def restored(self, pid: int, pidfd: int, listening_end: int) -> None:
+    def take_over(self, pid: int, pidfd: int, listening_end: int) -> None:
         """Take over a process that an earlier server forked, with its descriptors.
 
         `listening_end` is negative without a keeper.
@@ -153,7 +151,7 @@ class ForkedProcess:
             self._status = UNKNOWN_STATUS if note.status is None else note.status
             self.complaint = note.error
         self._stop_listening()
-        # Without a keeper the forking process closes the pipe at once, and only the pidfd tells when the copy ends.
+        # Without a keeper the forking process closes the pipe at once, and only the pidfd tells when the fork ends.
         if self.has_keeper or self.complaint:
             self.close()
 
@@ -165,7 +163,7 @@ class ForkedProcess:
     def _poll_status(self, deadline: float) -> None:
         """Read the exit status, and try again until the deadline.
 
-        Linux knows it only once the first process of the sandbox has waited for the copy, which happens at once.
+        Linux knows it only once the first process of the sandbox has waited for the fork, which happens at once.
         """
         if self._pidfd < 0:
             return
@@ -195,29 +193,29 @@ class ForkedProcess:
         self._has_ended.set()
 
 
-async def ask_for_copy(
+async def request_fork(
     wire: Wire,
-    copy: Wire,
-    kept: ForkedProcess,
+    fork_wire: Wire,
+    forked: ForkedProcess,
     change: ForkIdentity,
     *,
     is_elsewhere: bool,
     entry: NamespaceEntry | None = None,
     **more: Any,
 ) -> None:
-    """Ask a runner or a zygote to fork a copy that runs.
+    """Ask a runner or a zygote to fork a kernel.
 
-    The copy of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with `is_elsewhere`
+    The fork of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with `is_elsewhere`
     waits for `move_into_sandbox` to name another.
     """
-    descriptors = [*copy.child_ends, kept.child_end]
+    descriptors = [*fork_wire.child_ends, forked.child_end]
     if entry is not None:
         descriptors += [entry.holder, *entry.groups]
         more["entry"] = _entry_words(entry)
     message = {
         "op": "fork",
         "is_elsewhere": is_elsewhere,
-        "has_keeper": kept.has_keeper,
+        "has_keeper": forked.has_keeper,
         "environment": dict(change.environment),
         "moved": dict(change.moved),
         "folder": change.folder,
@@ -227,20 +225,20 @@ async def ask_for_copy(
         **more,
     }
     await wire.send(message, descriptors)
-    copy.close_child_ends()
-    kept.close_child_end()
+    fork_wire.close_child_ends()
+    forked.close_child_end()
 
 
-async def move_into_sandbox(copy: Wire, nested: ForkedSandbox, sandbox: Sandbox) -> None:
-    """Open a nested sandbox, and have a copy of a session enter it. `sandbox` is the same one as the kernel sees it.
+async def move_into_sandbox(wire: Wire, nested: ForkedSandbox, sandbox: Sandbox) -> None:
+    """Open a nested sandbox, and have a fork of a session enter it. `sandbox` is the same one as the kernel sees it.
 
-    The copy was asked for before, so that it is forked while bubblewrap makes the sandbox.
+    The fork was asked for before, so that it is forked while bubblewrap makes the sandbox.
     """
     await hold_open(sandbox)
     entry = nested.entry()
-    # Code of a session could keep the descriptor of a control group and leave its own group by it. So the copy gets
+    # Code of a session could keep the descriptor of a control group and leave its own group by it. So the fork gets
     # none, and the host moves it.
-    await copy.send(_entry_words(entry), [entry.holder])
+    await wire.send(_entry_words(entry), [entry.holder])
 
 
 def _entry_words(entry: NamespaceEntry) -> dict[str, int]:
@@ -289,38 +287,38 @@ def private_memory_mb(pid: int) -> float:
     return kilobytes / 1024
 
 
-# Snapshots: forks of a kernel that run nothing until a kernel is restored from them
+# Checkpoints: forks of a kernel that run nothing until a kernel is restored from them
 
-COPY_PATIENCE_S = 10.0
+FORK_TIMEOUT_S = 10.0
 
 
-class SnapshotProcess:
-    """The process of a `KernelSnapshot`: it waits on its wire for a request to fork, and runs nothing."""
+class CheckpointProcess:
+    """The process of a `KernelCheckpoint`: it waits on its wire for a request to fork, and runs nothing."""
 
     def __init__(self, wire: Wire, lost: list[str]) -> None:
         self.wire = wire
         self.lost = lost
         self.pid = wire.peer_pid
-        # When memory runs out, Linux kills snapshots first. A kernel that is restored from one is reset to normal.
+        # When memory runs out, Linux kills checkpoints first. A kernel that is restored from one is reset to normal.
         set_expendable(self.pid, is_expendable=True)
 
     def is_alive(self) -> bool:
-        """See `KernelSnapshot`."""
+        """See `KernelCheckpoint`."""
         return not self.wire.is_hung_up()
 
     def memory_mb(self) -> float:
-        """See `KernelSnapshot`."""
+        """See `KernelCheckpoint`."""
         return private_memory_mb(self.pid)
 
 
-def as_snapshot_process(copy: KernelSnapshot) -> SnapshotProcess:
-    """Return a snapshot as the class of this module; TypeError for another kernel's."""
-    if not isinstance(copy, SnapshotProcess):
-        raise TypeError(f"{copy!r} is a copy of another kind of kernel")
-    return copy
+def as_checkpoint_process(checkpoint: KernelCheckpoint) -> CheckpointProcess:
+    """Return a checkpoint as the class of this module; TypeError for another kernel's."""
+    if not isinstance(checkpoint, CheckpointProcess):
+        raise TypeError(f"{checkpoint!r} is a checkpoint of another kind of kernel")
+    return checkpoint
 
 
-def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
+def check_forked(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
     """Return the runner's answer; CopyRefused with the runner's reason when it could not fork."""
     if answer.error:
         hint = "End those threads first, or start a new session" if "threads" in answer.error else ""
@@ -329,14 +327,14 @@ def check_copied(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
 
 
 @asynccontextmanager
-async def copy_timeout() -> AsyncGenerator[None]:
+async def fork_timeout() -> AsyncGenerator[None]:
     """Limit the wait for a session's answer, because its code may see to it that none comes."""
     try:
-        async with asyncio.timeout(COPY_PATIENCE_S):
+        async with asyncio.timeout(FORK_TIMEOUT_S):
             yield
     except TimeoutError:
         raise CopyRefused(
-            f"the session cannot be copied: it gave no answer in {COPY_PATIENCE_S:g} s", hint="Start a new session"
+            f"the session cannot be copied: it gave no answer in {FORK_TIMEOUT_S:g} s", hint="Start a new session"
         ) from None
 
 

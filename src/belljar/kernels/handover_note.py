@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from belljar.toolbox.base import CallRecord
-from belljar.toolbox.call_log import MOST_RECORDS
+from belljar.toolbox.call_log import MAX_RECORDS
 
 _SIZE = 256
 _CALL_BYTES = 2_048
@@ -64,12 +64,12 @@ class NoteFile:
         self._write(replace(self.note, request=request, allow_input=allow_input))
 
     def note_call(self, number: int, record: CallRecord) -> None:
-        """Record a tool call of the execution by its number; beyond `MOST_RECORDS` the latest calls are kept."""
+        """Record a tool call of the execution by its number; beyond `MAX_RECORDS` the latest calls are kept."""
         if self.descriptor < 0:
             return
         content = json.dumps({"number": number, **asdict(record)}, ensure_ascii=False).encode()
         if len(content) <= _CALL_BYTES:
-            place = _SIZE + number % MOST_RECORDS * _CALL_BYTES
+            place = _SIZE + number % MAX_RECORDS * _CALL_BYTES
             os.pwrite(self.descriptor, content.ljust(_CALL_BYTES), place)
 
     def calls(self) -> list[CallRecord]:

@@ -1,6 +1,6 @@
 """The default kernel: IPython's shell in our own runner, inside the sandbox.
 
-Owns the host's side of it: starting it cold, running cells, forking and snapshots, and going on with a runner that an
+Owns the host's side of it: starting it cold, running cells, forking and checkpoints, and going on with a runner that an
 earlier server started. The messages are `protocol.py`'s, the connection is `wire.py`'s, and the runner is
 `inside/runner`. Does not know where sandboxes and environments come from.
 """
@@ -23,23 +23,23 @@ from belljar.kernels.base import (
     Completion,
     ImportProof,
     Kernel,
-    KernelSnapshot,
+    KernelCheckpoint,
     ProcessUsage,
     StateLoss,
     StateReport,
 )
 from belljar.kernels.forked_process import (
-    COPY_PATIENCE_S,
+    FORK_TIMEOUT_S,
     UNKNOWN_STATUS,
+    CheckpointProcess,
     ForkedProcess,
     ForkIdentity,
-    SnapshotProcess,
-    as_snapshot_process,
-    ask_for_copy,
-    check_copied,
-    copy_timeout,
+    as_checkpoint_process,
+    check_forked,
+    fork_timeout,
     move_into_sandbox,
     parent_of,
+    request_fork,
     set_expendable,
 )
 from belljar.kernels.handover_note import NoNoteFile, NoteFile
@@ -54,10 +54,10 @@ from belljar.sandboxes.child import open_pidfd
 # A process that ends closes its socket a moment before its exit status can be read.
 EXIT_GRACE_S = 2.0
 # A kernel with jedi reads whole libraries for the first completion.
-QUESTION_PATIENCE_S = 10.0
-OVERHEARING_PATIENCE_S = 1.0
+QUESTION_TIMEOUT_S = 10.0
+OVERHEARING_TIMEOUT_S = 1.0
 # The runner gives itself a second; a busy machine may take longer.
-LOOK_PATIENCE_S = 3.0
+LOOK_TIMEOUT_S = 3.0
 
 
 async def start_ipython(
@@ -65,26 +65,26 @@ async def start_ipython(
 ) -> "IPythonKernel":
     """Start the runner as a new process and wait until it has attached."""
     wire = Wire(in_packets=in_packets)
-    # Snapshots outlive the kernel only in a sandbox that another process holds open.
-    kept = ForkedProcess() if sandbox.can_spare and sandbox.ends_with_command else None
-    command = runner_command(environment, "serving", str(wire.child_socket))
+    # Checkpoints outlive the kernel only in a sandbox that another process holds open.
+    forked = ForkedProcess() if sandbox.can_spare and sandbox.ends_with_command else None
+    command = runner_command(environment, "runner", str(wire.child_socket))
     try:
         spawned = await sandbox.spawn(
-            held_command(environment, command, wire, kept) if kept else command,
+            held_command(environment, command, wire, forked) if forked else command,
             environment=session_environment(sandbox, environment, layer),
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
-            pass_fds=[wire.child_socket, *([kept.child_end] if kept else [])],
+            pass_fds=[wire.child_socket, *([forked.child_end] if forked else [])],
         )
         wire.close_child_ends()
-        if kept is not None:
-            kept.close_child_end()
-        process = kept or spawned
-        await await_ready(wire, sandbox, process, start_timeout_s, holder=spawned if kept else None)
+        if forked is not None:
+            forked.close_child_end()
+        process = forked or spawned
+        await await_ready(wire, sandbox, process, start_timeout_s, holder=spawned if forked else None)
     except BaseException:
         wire.close()
-        if kept is not None:
-            kept.close()
+        if forked is not None:
+            forked.close()
         await sandbox.aclose()
         raise
     return IPythonKernel(wire, sandbox, process, environment)
@@ -110,7 +110,7 @@ class IPythonKernel:
             asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
         self._requests = RunnerRequests(wire)
         self._is_asking = False
-        self._snapshots: list[SnapshotProcess] = []
+        self._checkpoints: list[CheckpointProcess] = []
         self._note_file: NoteFile | NoNoteFile = NoNoteFile()
         self._incidents: list[Incident] = []
         """Incidents that were found between two cells."""
@@ -181,7 +181,7 @@ class IPythonKernel:
         """See `CommKernel`. Output that has arrived is kept for the next cell."""
         try:
             # A hostile runner may send half a message and no more.
-            async with asyncio.timeout(OVERHEARING_PATIENCE_S):
+            async with asyncio.timeout(OVERHEARING_TIMEOUT_S):
                 while self._wire.has_arrived():
                     for item in await self._wire.receive():
                         if isinstance(item, Stream):
@@ -294,9 +294,9 @@ class IPythonKernel:
         return -1 if self._pidfd is None else self._pidfd
 
     def detach(self) -> None:
-        """Release the process without ending it; snapshots end, except those whose wire is deposited."""
-        for copy in [*self._snapshots]:
-            self.forget(copy)
+        """Release the process without ending it; checkpoints end, except those whose wire is deposited."""
+        for checkpoint in [*self._checkpoints]:
+            self.forget(checkpoint)
         self._release()
 
     def is_alive(self) -> bool:
@@ -353,7 +353,7 @@ class IPythonKernel:
     async def _look(self, request: dict[str, Any], kind: type[Answer]) -> Answer | None:
         """Ask something that runs no code of the session, so nothing has to be interrupted when it takes too long."""
         try:
-            async with asyncio.timeout(LOOK_PATIENCE_S):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
                 await self._requests.send(request, kind)
                 return await self._requests.answer(kind)
         except TimeoutError:
@@ -367,12 +367,12 @@ class IPythonKernel:
         Inspecting an object of the session may take for ever. Then the runner is interrupted.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUESTION_PATIENCE_S):
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 await self._requests.send(request, kind)
                 return await self._requests.answer(kind)
         await self.interrupt()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUESTION_PATIENCE_S):
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 await self._requests.answer(kind)
         return None
 
@@ -410,102 +410,108 @@ class IPythonKernel:
         lost = tuple(StateLoss(*map(plain_text, one)) for one in state.lost)
         return StateReport(tuple(state.kept), lost, state.size_bytes)
 
-    # Forks and snapshots
+    # Forks and checkpoints
 
     async def fork(
-        self, nested: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, copy: KernelSnapshot | None = None
+        self, nested: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, checkpoint: KernelCheckpoint | None = None
     ) -> "tuple[IPythonKernel, list[str]]":
         """Return a kernel with the same memory in a sandbox nested in this one's, and a list of what it lacks.
 
-        `sandbox` is the nested one as the kernel sees it. With `copy`, the memory is that snapshot's. Called between
+        `sandbox` is the nested one as the kernel sees it. With `checkpoint`, the memory is its. Called between
         cells.
         """
         request_id = self._requests.number()
-        wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
-        if copy is None:
+        wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
+        if checkpoint is None:
             self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         try:
-            async with copy_timeout():
-                if copy is None:
-                    await ask_for_copy(self._wire, wire, kept, change, is_elsewhere=True, id=request_id)
-                    answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
+            async with fork_timeout():
+                if checkpoint is None:
+                    await request_fork(self._wire, wire, forked, change, is_elsewhere=True, id=request_id)
+                    answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 else:
-                    await ask_for_copy(as_snapshot_process(copy).wire, wire, kept, change, is_elsewhere=True, id=0)
-                    answer = self._copied(await as_snapshot_process(copy).wire.expect(protocol.ForkedMessage))
+                    await request_fork(
+                        as_checkpoint_process(checkpoint).wire, wire, forked, change, is_elsewhere=True, id=0
+                    )
+                    answer = self._check_forked(
+                        await as_checkpoint_process(checkpoint).wire.expect(protocol.ForkedMessage)
+                    )
             await move_into_sandbox(wire, nested, sandbox)
-            kernel = await meet_copy(wire, kept, sandbox, self.environment)
-            nested.admit(kept.pid)
+            kernel = await meet_fork(wire, forked, sandbox, self.environment)
+            nested.admit(forked.pid)
         except BaseException:
             wire.close()
-            kept.close()
+            forked.close()
             raise
-        set_expendable(kept.pid, is_expendable=False)
+        set_expendable(forked.pid, is_expendable=False)
         return kernel, answer.lost
 
-    async def snapshot(self) -> "SnapshotProcess":
+    async def fork_checkpoint(self) -> "CheckpointProcess":
         """See `ForkableKernel`. Called between cells."""
         if not self.sandbox.can_spare:
-            raise CopyRefused("this sandbox ends all of its processes at once, so no copy could outlive the kernel")
+            raise CopyRefused(
+                "this sandbox ends all of its processes at once, so no checkpoint could outlive the kernel"
+            )
         request_id = self._requests.number()
         self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         wire = Wire(has_streams=False)
         try:
-            async with copy_timeout():
+            async with fork_timeout():
                 await self._wire.send({"op": "fork", "id": request_id}, wire.child_ends)
                 wire.close_child_ends()
-                answer = self._copied(await self._requests.answer(protocol.ForkedMessage))
+                answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 await wire.expect(protocol.ReadyMessage)
         except BaseException:
             wire.close()
             raise
-        copy = SnapshotProcess(wire, answer.lost)
-        self._snapshots.append(copy)
-        return copy
+        checkpoint = CheckpointProcess(wire, answer.lost)
+        self._checkpoints.append(checkpoint)
+        return checkpoint
 
-    def _copied(self, answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
+    def _check_forked(self, answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
         """Return the answer; CopyRefused if the runner refused.
 
         A fork that failed for want of processes is no incident of the session, because its code did not cause it.
         """
         if answer.error:
             self._incidents += [one for one in self.sandbox.incidents() if one.kind != "too_many_processes"]
-        return check_copied(answer)
+        return check_forked(answer)
 
-    def readopt_copies(self, copies: Sequence[SnapshotProcess]) -> None:
-        """Take over the snapshots in this sandbox that an earlier server made."""
-        self._snapshots = [*copies]
+    def adopt_checkpoints(self, checkpoints: Sequence[CheckpointProcess]) -> None:
+        """Take over the checkpoints in this sandbox that an earlier server made."""
+        self._checkpoints = [*checkpoints]
 
-    async def restore(self, copy: KernelSnapshot) -> "IPythonKernel":
-        """See `ForkableKernel`. The snapshot stays and can be restored again."""
-        copy = as_snapshot_process(copy)
+    async def restore(self, checkpoint: KernelCheckpoint) -> "IPythonKernel":
+        """See `ForkableKernel`. The checkpoint stays and can be restored again."""
+        checkpoint = as_checkpoint_process(checkpoint)
         change = ForkIdentity(folder=self.sandbox.workspace)
-        wire, kept = Wire(in_packets=self._wire.in_packets), ForkedProcess()
+        wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
-            async with copy_timeout():
-                await ask_for_copy(copy.wire, wire, kept, change, is_elsewhere=False, id=0)
-                self._copied(await copy.wire.expect(protocol.ForkedMessage))
-            kernel = await meet_copy(wire, kept, self.sandbox, self.environment)
+            async with fork_timeout():
+                await request_fork(checkpoint.wire, wire, forked, change, is_elsewhere=False, id=0)
+                self._check_forked(await checkpoint.wire.expect(protocol.ForkedMessage))
+            kernel = await meet_fork(wire, forked, self.sandbox, self.environment)
             await kernel._check_answers()
         except BaseException:
             wire.close()
-            kept.close()
+            forked.close()
             raise
-        kernel._snapshots = self._snapshots
-        set_expendable(kept.pid, is_expendable=False)
+        kernel._checkpoints = self._checkpoints
+        set_expendable(forked.pid, is_expendable=False)
         return kernel
 
     async def _check_answers(self) -> None:
         """Have the kernel answer a request, before it takes the place of another one."""
-        async with copy_timeout():
+        async with fork_timeout():
             await self._requests.send({"op": "check", "code": ""}, protocol.CheckedMessage)
             await self._requests.answer(protocol.CheckedMessage)
 
-    def forget(self, copy: KernelSnapshot) -> None:
-        """End a snapshot, whose process ends when its wire closes."""
-        copy = as_snapshot_process(copy)
-        if copy in self._snapshots:
-            self._snapshots.remove(copy)
-        copy.wire.close()
+    def forget(self, checkpoint: KernelCheckpoint) -> None:
+        """End a checkpoint, whose process ends when its wire closes."""
+        checkpoint = as_checkpoint_process(checkpoint)
+        if checkpoint in self._checkpoints:
+            self._checkpoints.remove(checkpoint)
+        checkpoint.wire.close()
 
     def shares_sandbox(self, other: Kernel) -> bool:
         """See `ForkableKernel`."""
@@ -517,12 +523,14 @@ class IPythonKernel:
         return plain_text((await self._requests.answer(protocol.RehearsedMessage)).failure)
 
     async def kill(self) -> None:
-        """See `Kernel`. Snapshots are spared."""
+        """See `Kernel`. Checkpoints are spared."""
         await self._kill_except(())
 
     async def _kill_except(self, spared: Sequence[int]) -> None:
-        # The pid of a snapshot that has ended may be that of any other process of the session by now.
-        await self.sandbox.kill([*(copy.pid for copy in self._snapshots if copy.is_alive()), *spared])
+        # The pid of a checkpoint that has ended may be that of any other process of the session by now.
+        await self.sandbox.kill(
+            [*(checkpoint.pid for checkpoint in self._checkpoints if checkpoint.is_alive()), *spared]
+        )
 
     async def discard(self, successor: Kernel | None = None) -> None:
         """See `ForkableKernel`. Where forked processes have keepers, the successor's keeper is spared too."""
@@ -535,8 +543,8 @@ class IPythonKernel:
 
     async def aclose(self) -> None:
         """See `Kernel`."""
-        for copy in [*self._snapshots]:
-            self.forget(copy)
+        for checkpoint in [*self._checkpoints]:
+            self.forget(checkpoint)
         await self.sandbox.aclose()
         self._release()
 
@@ -564,10 +572,10 @@ class IPythonKernel:
         return self._usage.cpu_s()
 
 
-async def meet_copy(wire: Wire, kept: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
+async def meet_fork(wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """Wait until a forked runner has attached, and return its kernel."""
-    await await_ready(wire, sandbox, kept, COPY_PATIENCE_S)
-    return IPythonKernel(wire, sandbox, kept, environment)
+    await await_ready(wire, sandbox, forked, FORK_TIMEOUT_S)
+    return IPythonKernel(wire, sandbox, forked, environment)
 
 
 async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | protocol.Message]:

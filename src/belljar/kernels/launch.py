@@ -15,10 +15,10 @@ from belljar.environments.conda.prefix import own_packages, own_prefix
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.inside import MODULES, RUNNER
 from belljar.kernels import protocol
-from belljar.kernels.forked_process import HOLD, UNKNOWN_STATUS, ForkedProcess
+from belljar.kernels.forked_process import UNKNOWN_STATUS, ForkedProcess
 from belljar.kernels.wire import Wire
 from belljar.outputs.events import Stream
-from belljar.sandboxes.base import Sandbox, SandboxProcess
+from belljar.sandboxes.base import HOLD, Sandbox, SandboxProcess
 
 # The runner is loaded by path under a name of its own, because the session's Python need not have belljar and the
 # session's sys.path must not get our folder.
@@ -40,13 +40,13 @@ def runner_command(environment: Environment, part: str, *arguments: str) -> list
     return [str(environment.python), "-c", _BOOTSTRAP, str(RUNNER), str(environment.support or ""), part, *arguments]
 
 
-def held_command(environment: Environment, command: Sequence[str], wire: Wire, kept: ForkedProcess) -> list[str]:
+def held_command(environment: Environment, command: Sequence[str], wire: Wire, forked: ForkedProcess) -> list[str]:
     """Return a command that holds the sandbox open and starts `command` beside it.
 
-    The sandbox then outlives `command`, and so do snapshots in it; see `inside/runner/holder.py`.
+    The sandbox then outlives `command`, and so do checkpoints in it; see `inside/runner/holder.py`.
     """
     message = wire.encode_as_peer({"type": "sync"}).hex()
-    arguments = (str(kept.child_end), str(wire.child_socket), message, str(int(kept.has_keeper)))
+    arguments = (str(forked.child_end), str(wire.child_socket), message, str(int(forked.has_keeper)))
     return [str(environment.python), "-I", "-S", str(RUNNER / "holder.py"), *arguments, *HOLD, *command]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from belljar.errors import KernelDied
-from belljar.kernels.variables import MOST_LOOK_BYTES, TablePage, VariableListing
+from belljar.kernels.variables import MAX_LOOK_BYTES, TablePage, VariableListing
 from belljar.outputs.events import (
     ClearOutput,
     CommKind,
@@ -85,8 +85,8 @@ class ErrorMessage(RunnerMessage):
 
 # A form that a cell puts to a person: flat, with the keywords that elicitation has, and no larger than people fill in.
 
-MOST_FORM_FIELDS = 100
-MOST_FORM_CHARS = 50_000
+MAX_FORM_FIELDS = 100
+MAX_FORM_CHARS = 50_000
 _FORM_TYPES = frozenset({"string", "number", "integer", "boolean", "array"})
 _FORM_KEYWORDS = frozenset(
     {"type", "title", "description", "format", "minLength", "maxLength", "minimum", "maximum", "enum", "oneOf", "items"}
@@ -95,11 +95,11 @@ _FORM_KEYWORDS = frozenset(
 
 def checked_form(form: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the form; ValueError for one that a client could not show, or that is too large."""
-    if len(json.dumps(form)) > MOST_FORM_CHARS:
+    if len(json.dumps(form)) > MAX_FORM_CHARS:
         raise ValueError("the form is too large")
     fields, required = form.get("properties"), form.get("required", [])
     is_form = form.get("type") == "object" and form.keys() <= {"type", "properties", "required"}
-    if not is_form or not isinstance(fields, dict) or not 0 < len(fields) <= MOST_FORM_FIELDS:
+    if not is_form or not isinstance(fields, dict) or not 0 < len(fields) <= MAX_FORM_FIELDS:
         raise ValueError("the form is no object with fields")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in fields for name in required):
         raise ValueError("the form requires a field that it does not have")
@@ -297,8 +297,8 @@ def read_message(frame: bytes) -> Message:
         message = _message.validate_json(frame)
     except ValidationError as error:
         raise KernelDied(f"the kernel sent a malformed message ({error.error_count()} faults)") from error
-    if isinstance(message, VariablesMessage | RowsMessage) and len(frame) > MOST_LOOK_BYTES:
-        raise KernelDied(f"the kernel sent {len(frame):,} bytes about variables, over the limit of {MOST_LOOK_BYTES:,}")
+    if isinstance(message, VariablesMessage | RowsMessage) and len(frame) > MAX_LOOK_BYTES:
+        raise KernelDied(f"the kernel sent {len(frame):,} bytes about variables, over the limit of {MAX_LOOK_BYTES:,}")
     return message
 
 
@@ -344,8 +344,8 @@ def plain_text(text: str) -> str:
 _OUTPUT = (DisplayMessage, ClearMessage, ResultMessage, ErrorMessage, CommMessageIn)
 _OF_A_CELL = (SyncMessage, InputMessage, DoneMessage)
 # How many requests are remembered whose answer the host stopped waiting for, such as a name that took too long to
-# inspect or a copy that took too long to make. Their answers may still come.
-MOST_ABANDONED = 100
+# inspect or a fork that took too long. Their answers may still come.
+MAX_ABANDONED = 100
 
 
 class TurnChecker:
@@ -355,7 +355,7 @@ class TurnChecker:
         self._request: int | None = None
         self._answer: type[RunnerMessage] | None = None
         self._may_ask = False
-        self._abandoned: deque[int] = deque(maxlen=MOST_ABANDONED)
+        self._abandoned: deque[int] = deque(maxlen=MAX_ABANDONED)
 
     def begin_cell(self, request: int, *, allow_input: bool) -> None:
         """Expect the messages of a cell, or of a comm message, which runs like a cell."""

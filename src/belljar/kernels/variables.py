@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MOST_VARIABLES = 2_000
-MOST_ROWS = 500
-MOST_COLUMNS = 100
-MOST_LOOK_BYTES = 256 * 1024
+MAX_VARIABLES = 2_000
+MAX_ROWS = 500
+MAX_COLUMNS = 100
+MAX_LOOK_BYTES = 256 * 1024
 """The most that a kernel tells in one answer."""
 LONGEST_TEXT = 1_000
 
@@ -44,7 +44,7 @@ class VariableListing(BaseModel):
 
     model_config = ConfigDict(defer_build=True)
 
-    items: list[VariableItem] = Field(max_length=MOST_VARIABLES)
+    items: list[VariableItem] = Field(max_length=MAX_VARIABLES)
     total: _Count
     next: _Count | None = None
 
@@ -69,9 +69,9 @@ class TablePage(BaseModel):
     kind: _TypeName
     problem: Literal["", "missing", "no rows", "unreadable"]
     reason: _Text = ""
-    columns: list[TableColumn] = Field(default=[], max_length=MOST_COLUMNS)
-    labels: list[_Text] = Field(default=[], max_length=MOST_ROWS)
-    rows: list[Annotated[list[_Text | None], Field(max_length=MOST_COLUMNS)]] = Field(default=[], max_length=MOST_ROWS)
+    columns: list[TableColumn] = Field(default=[], max_length=MAX_COLUMNS)
+    labels: list[_Text] = Field(default=[], max_length=MAX_ROWS)
+    rows: list[Annotated[list[_Text | None], Field(max_length=MAX_COLUMNS)]] = Field(default=[], max_length=MAX_ROWS)
     total_rows: _Count = 0
     total_columns: _Count = 0
 

@@ -33,7 +33,7 @@ COALESCE_S = 0.008
 PACKET_BYTES = 65_536
 BEGINS, GOES_ON = b"\1", b"\0"
 # How many messages are read before other tasks get a turn: some milliseconds of the event loop.
-MOST_AT_ONCE = 50
+MAX_AT_ONCE = 50
 GONE = "the kernel's process is gone"
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -134,7 +134,7 @@ class Wire:
     async def _send_descriptors(self, first: bytes, descriptors: Sequence[int]) -> None:
         """Send descriptors with the first bytes of a message.
 
-        Waits for room, because the socket of a zygote that is asked for many copies at once may be full.
+        Waits for room, because the socket of a zygote that is asked for many forks at once may be full.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -157,7 +157,7 @@ class Wire:
 
     async def receive(self) -> list[Stream | Message]:
         """Return what comes next, in order: at most one message, after all output that was written before it."""
-        if self._read_at_once >= MOST_AT_ONCE:
+        if self._read_at_once >= MAX_AT_ONCE:
             self._read_at_once = 0
             await asyncio.sleep(0)
         while True:
@@ -366,10 +366,10 @@ class StreamPipe:
 
 Answer = TypeVar("Answer", bound=Message)
 
-MOST_EARLY_BYTES = 4_000_000
+MAX_EARLY_BYTES = 4_000_000
 # What the shortest piece of output takes in memory.
 PIECE_BYTES = 100
-_MOST_NUMBERS = 2**53 - 1
+_MAX_NUMBERS = 2**53 - 1
 
 
 class RunnerRequests:
@@ -385,7 +385,7 @@ class RunnerRequests:
 
     def number(self) -> int:
         """Return a number for the next request, random so that code of an earlier cell cannot forge an answer."""
-        self.last_id = 1 + secrets.randbelow(_MOST_NUMBERS)
+        self.last_id = 1 + secrets.randbelow(_MAX_NUMBERS)
         return self.last_id
 
     async def send(self, request: Mapping[str, object], answer: type[Message]) -> None:
@@ -410,7 +410,7 @@ class RunnerRequests:
 
     def keep_early(self, stream: Stream) -> None:
         """Keep output for the next cell; of a flood only the beginning is kept."""
-        if self._early_bytes < MOST_EARLY_BYTES:
+        if self._early_bytes < MAX_EARLY_BYTES:
             self._early.append(stream)
             self._early_bytes += len(stream.text) + PIECE_BYTES
 

@@ -8,9 +8,9 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, JsonValue
 
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from belljar.monitor.packages import PackageList
     from belljar.monitor.variables import TableRows, VariableList
 
-MOST_ITEMS = 200
+MAX_ITEMS = 200
 """The most items of one page of a list."""
 STREAM_CHARS = 20_000
 """So much text of a running cell goes through a stream; then the number of its lines, and the last of them."""
 TAIL_LINES = 50
-MOST_COMPLETED_CHARS = 100_000
+MAX_COMPLETED_CHARS = 100_000
 """The most code that names are looked for in."""
-MOST_MATCHES = 200
+MAX_MATCHES = 200
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
 UNFINISHED = ("queued", "running")
@@ -306,7 +306,6 @@ def place_of(cursor: str) -> str:
 
 
 NotebookForm = Literal["ipynb", "html", "py", "md"]
-PageLimit = Annotated[int, Field(ge=1, le=MOST_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from belljar.logs import pseudonym
 from belljar.monitor.base import Access
 from belljar.policy.decision_log import FILE
 
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 
 def read_decisions(
@@ -33,11 +33,11 @@ def _last_lines(path: Path) -> list[bytes]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _MOST_BYTES))
+            file.seek(max(0, size - _MAX_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return []
-    return lines[1:] if size > _MOST_BYTES else lines
+    return lines[1:] if size > _MAX_BYTES else lines
 
 
 def _decision(line: bytes) -> dict[str, JsonValue]:

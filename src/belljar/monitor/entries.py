@@ -12,7 +12,7 @@ from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
-_MOST_FIRST_LINE = 200
+_MAX_FIRST_LINE = 200
 
 
 class Entries:
@@ -77,7 +77,7 @@ class Entries:
             first_line=_telling_line(execution.cell.code),
             since=iso_ms(time.time() - wall_s),
             running_s=round(wall_s, 1),
-            asks=question.message.strip().partition("\n")[0][:_MOST_FIRST_LINE] if question else "",
+            asks=question.message.strip().partition("\n")[0][:_MAX_FIRST_LINE] if question else "",
         )
 
     def execution(self, row: ExecutionRow) -> ExecutionEntry:
@@ -121,4 +121,4 @@ def _telling_line(code: str) -> str:
     """Return the first line of a cell that says what it does: imports and comments do not."""
     lines = [line.strip() for line in code.splitlines() if line.strip()]
     telling = (line for line in lines if not line.startswith(("import ", "from ", "#")))
-    return next(telling, lines[0] if lines else "")[:_MOST_FIRST_LINE]
+    return next(telling, lines[0] if lines else "")[:_MAX_FIRST_LINE]

@@ -43,7 +43,7 @@ class _Cell:
     sequence: int = 0
     chars: int = 0
     lines: int = 0
-    is_told: bool = False
+    is_reported: bool = False
     is_ended: bool = False
     is_current: bool = False
     """Whether `row` was just read, so that the next round can skip reading it."""
@@ -84,7 +84,7 @@ class SessionFollower:
         """Yield what happened after a place and what happens from now on, until the session is gone."""
         cell: _Cell | None = None
         if after:
-            cell = await self._resumed(after)
+            cell = await self._resume_cell(after)
             if cell is None:
                 yield Followed(kind="reset")
                 return
@@ -118,7 +118,7 @@ class SessionFollower:
                 await self._wait(cell, number)
             has_waited, cells = True, 0
 
-    async def _resumed(self, after: str) -> _Cell | None:
+    async def _resume_cell(self, after: str) -> _Cell | None:
         """Return the cell that a reader knew last, as far as they had it; None if it is none of this session."""
         execution_id, _, sequence = after.partition(":")
         if not (sequence.isdecimal() and len(sequence) < 10):
@@ -126,7 +126,7 @@ class SessionFollower:
         row = await self._history.execution(execution_id)
         if row is None or row.session_id != self._session_id:
             return None
-        cell = _Cell(row, int(sequence), is_told=True)
+        cell = _Cell(row, int(sequence), is_reported=True)
         if row.result is None:
             cell.chars, cell.lines = await self._history.size(row.id, cell.sequence)
         return cell
@@ -175,8 +175,8 @@ class SessionFollower:
         entry = self._entry(row)
         has_begun_now = cell.row.started_at is None and row.started_at is not None
         cell.row = row
-        if not cell.is_told or has_begun_now:
-            cell.is_told = True
+        if not cell.is_reported or has_begun_now:
+            cell.is_reported = True
             yield Followed(kind="cell", id=cell.cursor, execution=entry, execution_id=row.id)
         is_long = cell.chars > STREAM_CHARS
         has_more = False
@@ -220,7 +220,7 @@ class SessionFollower:
             yield Followed(kind="tail", id=cell.cursor, execution_id=cell.row.id, tail=whole)
         await asyncio.sleep(max(0.0, _TAIL_INTERVAL_S - (time.monotonic() - read_at)))
 
-    async def _changed(self, number: int) -> None:
+    async def _wait_for_change(self, number: int) -> None:
         """Wait for a change of this session after a number, or until it is time to look anyway."""
         deadline = time.monotonic() + _LOOK_S
         while (left_s := deadline - time.monotonic()) > 0:
@@ -234,7 +234,7 @@ class SessionFollower:
         if time.monotonic() < self._settled_at:
             await asyncio.sleep(BATCH_INTERVAL_S)
             return
-        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._changed(number))]
+        waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._wait_for_change(number))]
         execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
         if execution is not None and cell is not None:
             if execution.sequence > cell.sequence or execution.is_finished:

@@ -38,7 +38,7 @@ _TEXT = ("stdout", "stderr", "notice")
 _EVENT_BYTES = 120
 # Output up to this size is read whole; of a longer one the head, the tail, and what is not text.
 _WHOLE_BYTES = 1_000_000
-_MOST_RICH = 500
+_MAX_RICH = 500
 _TAIL_BYTES = 2_000_000
 _TAIL_CHARS = 8_000
 _EXECUTION = (
@@ -346,7 +346,7 @@ def _excerpt(connection: sqlite3.Connection, execution_id: str, upto: int, chars
     # Of the rest, read only what can be left of it: what is not text, and the end of the text.
     between = "AND sequence > ? AND sequence <= ? AND kind NOT IN ('stdout', 'stderr', 'notice')"
     place = (execution_id, last, upto)
-    rows = [*connection.execute(f"{_EVENTS} {between} ORDER BY sequence LIMIT ?", (*place, _MOST_RICH))]
+    rows = [*connection.execute(f"{_EVENTS} {between} ORDER BY sequence LIMIT ?", (*place, _MAX_RICH))]
     total = (
         "SELECT coalesce(sum(length(text)), 0) FROM events "
         "WHERE execution_id = ? AND sequence > ? AND sequence <= ? AND kind IN ('stdout', 'stderr', 'notice')"

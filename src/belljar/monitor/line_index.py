@@ -21,20 +21,20 @@ from belljar.outputs.imitations import disarmed
 
 MARK_EVENTS = 1_000
 MARK_CHARS = 256 * 1024
-MOST_MARKS = 20_000
+MAX_MARKS = 20_000
 """With more of them, every second one is dropped: a file of some 300 kB at most, for output of any size."""
-MOST_LINE_CHARS = 10_000
+MAX_LINE_CHARS = 10_000
 """More of one line is not shown."""
-MOST_PAGE_CHARS = 1_000_000
+MAX_PAGE_CHARS = 1_000_000
 """The lines of one answer have no more than this together: it then has fewer lines than were asked for."""
-MOST_READ_CHARS = 64 * 1024 * 1024
+MAX_READ_CHARS = 64 * 1024 * 1024
 """More is not read for one page, which matters only for lines of many megabytes."""
-MOST_MATCHES = 1_000
+MAX_MATCHES = 1_000
 FILE = "lines"
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 # Shorter output than this is read faster than a file.
 _LEAST_KEPT_CHARS = 1024 * 1024
-_MOST_FILE_BYTES = 4 * 1024 * 1024
+_MAX_FILE_BYTES = 4 * 1024 * 1024
 _VERSION = 1
 _TEXTS = (
     "SELECT sequence, kind, text FROM events WHERE execution_id = ? AND sequence > ? AND text <> '' "
@@ -99,12 +99,12 @@ class LineIndex:
         self.sequences.append(self.last_sequence)
         self.ends.append(self.lines)
         self._events, self._marked_chars = 0, self.chars
-        if len(self.sequences) > MOST_MARKS:
+        if len(self.sequences) > MAX_MARKS:
             self._step *= 2
             self.sequences, self.ends = self.sequences[::2], self.ends[::2]
 
     def page(self, connection: sqlite3.Connection, execution_id: str, first: int, count: int) -> list[str]:
-        """Return `count` lines from line `first` on, or fewer; see `MOST_PAGE_CHARS`."""
+        """Return `count` lines from line `first` on, or fewer; see `MAX_PAGE_CHARS`."""
         # The last mark before which line `first - 1` has not ended: the line after it then begins within what is read.
         place = max(0, bisect_right(self.ends, first - 2) - 1)
         number = self.ends[place] + 1
@@ -117,19 +117,19 @@ class LineIndex:
             for place_in_text, piece in enumerate(pieces):
                 if place_in_text:
                     if number >= first:
-                        found.append("".join(line)[:MOST_LINE_CHARS])
+                        found.append("".join(line)[:MAX_LINE_CHARS])
                         shown += len(found[-1])
                     number += 1
                     line, length = [""], 0
-                    if len(found) == count or shown >= MOST_PAGE_CHARS:
+                    if len(found) == count or shown >= MAX_PAGE_CHARS:
                         return found
-                if number >= first and length < MOST_LINE_CHARS:
-                    line.append(piece[:MOST_LINE_CHARS])
+                if number >= first and length < MAX_LINE_CHARS:
+                    line.append(piece[:MAX_LINE_CHARS])
                     length += len(piece)
-            if read > MOST_READ_CHARS:
+            if read > MAX_READ_CHARS:
                 break
         if length:
-            found.append("".join(line)[:MOST_LINE_CHARS])
+            found.append("".join(line)[:MAX_LINE_CHARS])
         return found
 
     def saved(self) -> str:
@@ -180,7 +180,7 @@ class LineIndexes:
             index = self._open.get(execution_id)
             if index is None:
                 index = self._open[execution_id] = _load(self._path(execution_id, session_id)) or LineIndex()
-                if len(self._open) > _MOST_OPEN:
+                if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
             self._open.move_to_end(execution_id)
             return index
@@ -204,7 +204,7 @@ class LineIndexes:
 def _load(path: Path) -> LineIndex | None:
     try:
         with path.open("rb") as file:
-            saved = _SavedIndex.model_validate_json(file.read(_MOST_FILE_BYTES))
+            saved = _SavedIndex.model_validate_json(file.read(_MAX_FILE_BYTES))
     except (OSError, ValidationError):
         return None
     is_whole = saved.version == _VERSION and len(saved.sequences) == len(saved.ends) > 0 and saved.ends[0] == 0
@@ -246,7 +246,7 @@ def _matches(connection: sqlite3.Connection, execution_id: str, search: str) -> 
             counted = place
             if not found or found[-1] != number:
                 found.append(number)
-            if len(found) == MOST_MATCHES:
+            if len(found) == MAX_MATCHES:
                 return found
             # One match of a line is enough.
             end = searched.find("\n", place)

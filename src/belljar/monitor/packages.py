@@ -20,7 +20,7 @@ from belljar.environments.packages import check_requirements
 from belljar.errors import InvalidArgument
 from belljar.models import Model
 
-MOST_REQUIREMENTS: Final = 50
+MAX_REQUIREMENTS: Final = 50
 # No quotes, braces or signs of a shell: IPython puts values in place of `{…}` and `$…`.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._\-\[\],<>=!~* ]+")
 
@@ -44,7 +44,7 @@ class PackageList(Model):
     note: str = ""
 
 
-def listed_packages(name: str, layer: Path, environment: Environment | None) -> PackageList:
+def list_packages(name: str, layer: Path, environment: Environment | None) -> PackageList:
     """Return the packages in a session's layer, and those of its environment if that is ready. Blocks shortly."""
     own = _layer_packages(layer)
     items = [PackageEntry(name=one, version=version, origin="session") for one, version in sorted(own.items())]
@@ -72,8 +72,8 @@ def _layer_packages(layer: Path) -> dict[str, str]:
 def installing_cell(requirements: Sequence[str]) -> str:
     """Return the cell that installs packages; refuse what is no name with an optional version."""
     wanted = [text.strip() for text in requirements if text.strip()]
-    if not 0 < len(wanted) <= MOST_REQUIREMENTS:
-        raise InvalidArgument(f"{len(wanted)} packages to install", hint=f"Name 1 to {MOST_REQUIREMENTS}")
+    if not 0 < len(wanted) <= MAX_REQUIREMENTS:
+        raise InvalidArgument(f"{len(wanted)} packages to install", hint=f"Name 1 to {MAX_REQUIREMENTS}")
     check_requirements(wanted)
     for text in wanted:
         if _PLAIN.fullmatch(text) is None:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from belljar import ipc
 from belljar.attachments.messages import MonitorRequest
-from belljar.control import MAX_MESSAGE_BYTES, PATIENCE_S, server_sockets
+from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -396,20 +396,20 @@ async def _connect(path: Path, access: Access, method: str, arguments: dict[str,
         name=access.name,
         arguments=sent_arguments(arguments),
     )
-    stream = await _guarded(lambda: ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES))
+    stream = await _call_with_timeout(lambda: ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES))
     try:
-        await _guarded(lambda: stream.send(MonitorRequest().model_dump()))
-        await _guarded(lambda: stream.send(call.model_dump()))
+        await _call_with_timeout(lambda: stream.send(MonitorRequest().model_dump()))
+        await _call_with_timeout(lambda: stream.send(call.model_dump()))
     except BaseException:
         stream.close()
         raise
     return stream
 
 
-async def _guarded(act: Callable[[], Awaitable[_T]]) -> _T:
+async def _call_with_timeout(act: Callable[[], Awaitable[_T]]) -> _T:
     """Do one thing with a server that must not take long, or raise that it is gone."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await act()
     except (OSError, TimeoutError) as error:
         raise ServerGone("a server has hung up, or does not answer") from error

@@ -4,19 +4,19 @@ import re
 from typing import Final, Literal
 
 from belljar.errors import Busy, InvalidArgument, VariableMissing
-from belljar.kernels.variables import MOST_COLUMNS, MOST_ROWS, ColumnKind, TablePart
+from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS, ColumnKind, TablePart
 from belljar.models import Model
 from belljar.sessions.session import Session
 from belljar.sessions.variables import NoLook, look_at_rows, look_at_variables
 
-MOST_LISTED: Final = 1_000
+MAX_LISTED: Final = 1_000
 __all__ = [
-    "MOST_COLUMNS",
-    "MOST_LISTED",
-    "MOST_ROWS",
+    "MAX_COLUMNS",
+    "MAX_LISTED",
+    "MAX_ROWS",
     "TableRows",
     "VariableList",
-    "listed_variables",
+    "list_variables",
     "table_part",
     "table_rows",
 ]
@@ -85,7 +85,7 @@ class TableRows(Model):
     next: int | None = None
 
 
-async def listed_variables(
+async def list_variables(
     session: Session | None, state: str, names: list[str], offset: int = 0, limit: int = 500
 ) -> VariableList:
     """Return variables of a session; `names` are those on record, for when its kernel cannot be asked."""
@@ -156,10 +156,10 @@ def table_part(offset: int, limit: int, first_column: int, columns: int, order: 
         raise InvalidArgument(
             f"order is {order[:64]!r}", hint="Pass POSITION:asc or POSITION:desc, with the position of a column"
         )
-    if not (offset >= 0 and 1 <= limit <= MOST_ROWS and first_column >= 0 and 1 <= columns <= MOST_COLUMNS):
+    if not (offset >= 0 and 1 <= limit <= MAX_ROWS and first_column >= 0 and 1 <= columns <= MAX_COLUMNS):
         raise InvalidArgument(
             f"rows {offset} to {offset + limit} of {columns} columns",
-            hint=f"At most {MOST_ROWS} rows of {MOST_COLUMNS} columns",
+            hint=f"At most {MAX_ROWS} rows of {MAX_COLUMNS} columns",
         )
     return TablePart(
         offset,

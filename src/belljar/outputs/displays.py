@@ -77,7 +77,7 @@ class DisplayStore:
     _displays: Path
     _execution_id: str
     total_bytes: int = 0
-    _kept: dict[str, str] = field(default_factory=dict[str, str])
+    _stored: dict[str, str] = field(default_factory=dict[str, str])
     _before: int = 0
 
     @property
@@ -92,15 +92,15 @@ class DisplayStore:
     def store(self, mime: str, content: bytes) -> str:
         """Store one file and return its URI; the same content is stored once."""
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._kept:
+        if digest not in self._stored:
             make_folder(self._displays)
             make_folder(self._folder)
-            name = f"{self._before + len(self._kept) + 1}{_extension(mime)}"
+            name = f"{self._before + len(self._stored) + 1}{_extension(mime)}"
             write_file(self._folder / name, content)
-            self._kept[digest] = display_uri(self._execution_id, name)
+            self._stored[digest] = display_uri(self._execution_id, name)
             # A file takes a block at least, so that a million tiny pictures count for what they take.
             self.total_bytes += max(len(content), BLOCK_BYTES)
-        return self._kept[digest]
+        return self._stored[digest]
 
 
 def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: str | None = None) -> Display | None:
@@ -127,12 +127,12 @@ def _rank(mime: str) -> int:
 
 def _form(mime: str, value: JsonValue, store: DisplayStore) -> Display:
     try:
-        return _kept(mime, value, store)
+        return _store(mime, value, store)
     except OSError as error:  # a full disk costs the picture, not the cell
         return Display(mime=mime, text=f"<not kept: {error.strerror or error}>")
 
 
-def _kept(mime: str, value: JsonValue, store: DisplayStore) -> Display:
+def _store(mime: str, value: JsonValue, store: DisplayStore) -> Display:
     content = _binary(mime, value)
     if content is not None:
         return Display(mime=mime, uri=store.store(mime, content), size=len(content))

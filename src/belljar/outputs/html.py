@@ -21,7 +21,7 @@ _POLICY = (
 )
 _SCRIPTS = "; script-src 'unsafe-inline' 'unsafe-eval'; worker-src blob:"
 _MEDIA = ("audio", "video")
-_ROW_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 23, 60, 520
+_ROW_PIXELS, _LEAST_PIXELS, _MAX_PIXELS = 23, 60, 520
 _LONGEST_HIGHLIGHTED = 100_000
 _TAGS = re.compile(r"<[^<>]*>")
 
@@ -111,8 +111,8 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
 def _frame(page: str, *, runs_scripts: bool) -> str:
     has_script = "<script" in page.lower()
     rows = page.count("<tr") or math.ceil(len(_TAGS.sub("", page)) / 100)
-    wanted = _MOST_PIXELS if has_script and runs_scripts else 40 + _ROW_PIXELS * rows
-    height = max(_LEAST_PIXELS, min(_MOST_PIXELS, wanted))
+    wanted = _MAX_PIXELS if has_script and runs_scripts else 40 + _ROW_PIXELS * rows
+    height = max(_LEAST_PIXELS, min(_MAX_PIXELS, wanted))
     frame = (
         f'<iframe sandbox="{"allow-scripts" if runs_scripts else ""}" loading="lazy" height="{height}" '
         f'srcdoc="{escape(_FRAME_STYLE + printable(page))}"></iframe>'

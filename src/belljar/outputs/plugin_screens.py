@@ -37,7 +37,7 @@ class PluginScreen:
         self._plugin = plugin
         self._inner = inner
         self._failure = failure
-        self._is_told = False
+        self._has_noted = False
 
     def screen(self, event: Event) -> Iterable[Event]:
         """See `OutputScreen`."""
@@ -49,7 +49,7 @@ class PluginScreen:
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything
                 self._give_up(error)
         # The end of the cell and its questions are no output; without them the cell would wait for ever.
-        return [*self._told(), *([event] if isinstance(event, Finished | InputRequest) else [])]
+        return [*self._withheld_notice(), *([event] if isinstance(event, Finished | InputRequest) else [])]
 
     def flush(self) -> Iterable[Event]:
         """See `OutputScreen`."""
@@ -58,15 +58,15 @@ class PluginScreen:
                 return [*self._inner.flush()]
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything
                 self._give_up(error)
-        return self._told()
+        return self._withheld_notice()
 
     def _give_up(self, error: Exception) -> None:
         self._inner = None
         self._failure = self._plugins.fail(self._plugin, SCREEN_HOOK, error)
 
-    def _told(self) -> list[Event]:
-        if self._is_told:
+    def _withheld_notice(self) -> list[Event]:
+        if self._has_noted:
             return []
-        self._is_told = True
+        self._has_noted = True
         words = f"the plugin {self._plugin.name} failed to look through the output, which is withheld: {self._failure}"
         return [Notice(words)]

@@ -150,7 +150,7 @@ class Recorder:
 # An escape sequence that has begun and not ended: text that follows may belong to it.
 _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]{0,32})?\Z")
 _LONGEST_ESCAPE = 40
-_PATIENCE = 16
+_TIMEOUT = 16
 # So much text takes a screen less than a millisecond; of digits alone, which code can choose, a hundred times that.
 _SMALL_CHARS = 256
 
@@ -178,7 +178,7 @@ class Screens:
         """Return whether there is no screen, so that everything passes as it is."""
         return not self._screens
 
-    async def passed(self, event: Event) -> list[Event]:
+    async def apply(self, event: Event) -> list[Event]:
         """Return what is left of an event behind the last screen. Large events are screened in a thread."""
         if not self._screens:
             return [event]
@@ -249,5 +249,5 @@ class TailKeeper:
             within = next((span for span in self._spans(whole[cut:end]) if span[0] < place - cut < span[1]), None)
             place = cut + within[0] if within else place
             # Something that does not end is held back no longer than this.
-            cut = place if place > cut or end - cut < _PATIENCE * self._longest else end
+            cut = place if place > cut or end - cut < _TIMEOUT * self._longest else end
         return cut

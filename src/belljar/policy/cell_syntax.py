@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-MOST_ESCAPES = 5_000
+MAX_ESCAPES = 5_000
 SHELL = "!"
 # IPython gives up on a cell with more transformations.
-_MOST_TRANSFORMS = 500
+_MAX_TRANSFORMS = 500
 # IPython reads the rest of a cell again for each command, 250,000 characters a second.
-_MOST_CHARS = 1_000_000
-_MOST_NESTED = 20
+_MAX_CHARS = 1_000_000
+_MAX_NESTED = 20
 # Magics whose body or argument is Python.
 _PYTHON_CELL_MAGICS = frozenset({"time", "timeit", "capture", "prun", "debug", "code_wrap"})
 _PYTHON_LINE_MAGICS = frozenset({"time", "timeit", "prun", "debug", "mprun", "memit", "lprun"})
@@ -94,7 +94,7 @@ class Reading:
 
 def read_cell(code: str) -> Reading:
     """Read a cell, or raise `Unreadable`."""
-    return _Reader(_MOST_CHARS + 4 * len(code)).read(code, 1, 0)
+    return _Reader(_MAX_CHARS + 4 * len(code)).read(code, 1, 0)
 
 
 def is_quick(code: str) -> bool:
@@ -136,7 +136,7 @@ class _Reader:
 
     def read(self, code: str, first_line: int, depth: int) -> Reading:
         """Read a cell, or the body of a magic."""
-        if depth > _MOST_NESTED:
+        if depth > _MAX_NESTED:
             raise Unreadable(first_line, "magics in magics without end")
         # IPython skips blank lines at the start of a cell.
         blank = code.rfind("\n", 0, len(code) - len(code.lstrip())) + 1
@@ -162,8 +162,8 @@ class _Reader:
         plain = None
         with suppress(Unreadable):
             plain = _parsed(text, first_line)
-        if plain is None and len(_MARKED_LINE.findall(text)) > MOST_ESCAPES:
-            raise Unreadable(first_line, f"more than {MOST_ESCAPES:,} magics")
+        if plain is None and len(_MARKED_LINE.findall(text)) > MAX_ESCAPES:
+            raise Unreadable(first_line, f"more than {MAX_ESCAPES:,} magics")
         transformed = self._transformed(text, first_line) if _MARKS.search(text) else text
         if plain is not None and transformed == text:
             word = _AUTOMAGIC.match(text) if "\n" not in text.strip() else None
@@ -186,7 +186,7 @@ class _Reader:
         for transform in transformer.line_transforms:
             lines = transform(lines)
         done: list[str] = []
-        for _ in range(_MOST_TRANSFORMS):
+        for _ in range(_MAX_TRANSFORMS):
             self._spend(sum(map(len, lines)), first_line)
             try:
                 with warnings.catch_warnings():
@@ -203,7 +203,7 @@ class _Reader:
                 # After a command that is not indented no block is open, so IPython need not reread the lines before.
                 done += lines[: place + 1]
                 lines = lines[place + 1 :]
-        raise Unreadable(first_line, f"IPython reads no more than {_MOST_TRANSFORMS} magics in a cell")
+        raise Unreadable(first_line, f"IPython reads no more than {_MAX_TRANSFORMS} magics in a cell")
 
     def _with_calls(self, reading: Reading, text: str, depth: int) -> Reading:
         """Read the calls that magics and commands were turned into, and those that were written as calls."""

@@ -16,9 +16,9 @@ from belljar.policy.code_names import ANY, IPYTHON, CodeNames
 from belljar.policy.code_patterns import Template
 from belljar.policy.rules import CodeRule
 
-MOST_FINDINGS = 20
-MOST_NESTED = 8
-MOST_CHARS = 80
+MAX_FINDINGS = 20
+MAX_NESTED = 8
+MAX_CHARS = 80
 UNREADABLE = "code"
 _RUNNERS = frozenset({"eval", "exec", "compile"})
 
@@ -73,7 +73,7 @@ class Inspector:
         decided: list[tuple[Decision, Finding]] = [(self._decision(rules, finding), finding) for finding in found]
         decided.sort(key=lambda pair: (_RANK.index(pair[0]), pair[1].line))
         worst = decided[0][0] if decided else _RANK[-1]
-        shown = [finding for _, finding in decided[:MOST_FINDINGS]]
+        shown = [finding for _, finding in decided[:MAX_FINDINGS]]
         reasons = [rules[finding.rule].reason if finding.rule in rules else "" for finding in shown]
         in_console = any(
             decision == "ask" and rules[finding.rule].answered_in == "console"
@@ -143,7 +143,7 @@ class Inspector:
         for checks in self._checks:
             for template in checks.templates:
                 if template.matches(node, names):
-                    yield _at(node, f"{ast.unparse(node)[:MOST_CHARS]} is like {template.text}", checks.name)
+                    yield _at(node, f"{ast.unparse(node)[:MAX_CHARS]} is like {template.text}", checks.name)
 
     def _in_text(self, node: ast.Call, names: CodeNames, depth: int) -> Iterator[Finding]:
         """Check code that is written as a string and run, as in `exec("import os")`."""
@@ -154,7 +154,7 @@ class Inspector:
             if self._is_strict:
                 yield _at(node, "code that is put together while it runs", UNREADABLE)
             return
-        if depth >= MOST_NESTED:
+        if depth >= MAX_NESTED:
             yield _at(node, "code in text in text without end", UNREADABLE)
             return
         try:

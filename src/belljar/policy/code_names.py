@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ANY = "_"
-MOST_NAMES = 5_000
-MOST_CHARS = 200
-MOST_ORIGINS = 16
+MAX_NAMES = 5_000
+MAX_CHARS = 200
+MAX_ORIGINS = 16
 # The depth within one expression. Each node resolves the nodes below it, so an endless chain would take its length
 # squared.
-MOST_LEVELS = 20
+MAX_LEVELS = 20
 _BUILTIN = frozenset(dir(builtins))
 _IMPORTERS = frozenset({"__import__", "importlib.import_module", "importlib.__import__"})
 _MODULE_TABLES = frozenset({"sys.modules"})
@@ -55,7 +55,7 @@ class CodeNames:
                 case ast.ImportFrom():
                     self._learn_from(node)
                 case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    if len(self.bound) < MOST_NAMES:
+                    if len(self.bound) < MAX_NAMES:
                         self.bound.add(name)
                 case _:
                     pass
@@ -69,7 +69,7 @@ class CodeNames:
                         self._bind(target.id, origin)
         self._seen = {}
 
-    def of(self, node: ast.AST, levels: int = MOST_LEVELS) -> list[str]:
+    def of(self, node: ast.AST, levels: int = MAX_LEVELS) -> list[str]:
         """Return the dotted names that an expression may stand for; an unknown part is `_`."""
         if not levels:
             return [ANY]
@@ -95,7 +95,7 @@ class CodeNames:
             case _:
                 return [ANY]
 
-    def imported_by_call(self, node: ast.Call, levels: int = MOST_LEVELS) -> tuple[bool, str | None]:
+    def imported_by_call(self, node: ast.Call, levels: int = MAX_LEVELS) -> tuple[bool, str | None]:
         """Return whether a call imports a module, and which one; None if its name is not a literal."""
         if not _IMPORTERS & {*self.of(node.func, levels)}:
             return False, None
@@ -106,17 +106,17 @@ class CodeNames:
         module = node.module or ""
         for alias in node.names:
             if alias.name == "*":
-                if len(self.starred) < MOST_ORIGINS:
+                if len(self.starred) < MAX_ORIGINS:
                     self.starred.add(module)
             else:
                 self._bind(alias.asname or alias.name, f"{module}.{alias.name}")
 
     def _bind(self, name: str, origin: str) -> None:
-        if len(self.origins) >= MOST_NAMES and name not in self.origins:
+        if len(self.origins) >= MAX_NAMES and name not in self.origins:
             return
         known = self.origins.setdefault(name, set())
-        if len(known) < MOST_ORIGINS and origin != ANY:
-            known.add(origin[:MOST_CHARS])
+        if len(known) < MAX_ORIGINS and origin != ANY:
+            known.add(origin[:MAX_CHARS])
 
     def _of_call(self, node: ast.Call, levels: int) -> list[str]:
         is_import, module = self.imported_by_call(node, levels)
@@ -146,7 +146,7 @@ class CodeNames:
 def _plain(name: str) -> str:
     """Return a dotted name without `builtins.` in front of a built-in function."""
     name = name.replace("__builtins__", "builtins", 1) if name.startswith("__builtins__") else name
-    return (name.removeprefix("builtins.") or name)[:MOST_CHARS]
+    return (name.removeprefix("builtins.") or name)[:MAX_CHARS]
 
 
 def _bound(alias: ast.alias) -> str:

@@ -10,7 +10,7 @@ from typing import cast
 
 from belljar.policy.code_names import ANY, CodeNames
 
-MOST_TEXT_CHARS = 10_000
+MAX_TEXT_CHARS = 10_000
 
 
 class Template:
@@ -74,7 +74,7 @@ def _same_name(wanted: ast.Name | ast.Attribute, found: ast.AST, names: CodeName
 
 def _same_value(wanted: object, found: object) -> bool:
     if isinstance(wanted, str) and isinstance(found, str):
-        return fnmatchcase(found[:MOST_TEXT_CHARS], wanted)
+        return fnmatchcase(found[:MAX_TEXT_CHARS], wanted)
     return type(wanted) is type(found) and wanted == found
 
 

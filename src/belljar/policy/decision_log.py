@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 FILE = "decisions.jsonl"
-MOST_BYTES = 8 * 1024 * 1024
-MOST_NAME_CHARS = 200
+MAX_BYTES = 8 * 1024 * 1024
+MAX_NAME_CHARS = 200
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class DecisionLog:
     """Appends decisions to the file. If the disk is full, the line is lost, but the call goes on."""
 
-    def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, *, most_bytes: int = MAX_BYTES) -> None:
         self.path = folder / FILE
         self._most_bytes = most_bytes
         self._has_failed = False
@@ -29,7 +29,7 @@ class DecisionLog:
     def write(self, **fields: str | int) -> None:
         """Write one line, without the empty fields."""
         entry = {
-            name: value[:MOST_NAME_CHARS] if isinstance(value, str) else value
+            name: value[:MAX_NAME_CHARS] if isinstance(value, str) else value
             for name, value in fields.items()
             if value != ""
         }

@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
 VARIABLES = ("arguments", "server", "tool", "read_only", "destructive", "calls")
-MOST_CHARS = 10_000
+MAX_CHARS = 10_000
 # A macro inside a macro takes as many steps as the square of the number of values, and hostile code chooses the
 # values. A million steps take half a second.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 # The names that macros bind, as in `arguments.rows.all(row, row.amount < 10)`.
 _BOUND = re.compile(r"(?:\.(?:all|exists|exists_one|map|filter)|\bcel\.bind)\s*\(\s*([A-Za-z_]\w*)\s*,")
 
@@ -31,8 +31,8 @@ class Expression:
     def __init__(self, text: str, names: Collection[str] = VARIABLES) -> None:
         import cel
 
-        if len(text) > MOST_CHARS:
-            raise ValueError(f"the expression has {len(text):,} characters, the limit is {MOST_CHARS:,}")
+        if len(text) > MAX_CHARS:
+            raise ValueError(f"the expression has {len(text):,} characters, the limit is {MAX_CHARS:,}")
         self.text = text
         try:
             self._program = cel.compile(text)
@@ -58,7 +58,7 @@ class Expression:
 
         Raises `ExpressionFailed` if there is none.
         """
-        if self._macros > 1 and (_size(values) + literals) ** self._macros > MOST_STEPS:
+        if self._macros > 1 and (_size(values) + literals) ** self._macros > MAX_STEPS:
             raise ExpressionFailed("there are too many values to go through")
         try:
             return self._program.execute(dict(values))

@@ -106,7 +106,7 @@ class Guard:
         is_within = not any(rule.excludes(call) or rule.fault(call, values) for rule in rules)
         return is_decided and unfit_verdict(call) is None and is_within
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval.
 
         `by` is the person who answered outside the client, if one did.
@@ -176,7 +176,7 @@ class Guard:
     # Code
 
     async def examine(self, code: str, environment: str) -> Inspection:
-        """Inspect a cell before it runs; the caller then reports to `vetted` what became of it."""
+        """Inspect a cell before it runs; the caller then reports to `record_code_decision` what became of it."""
         if not self.inspects_code:
             return Inspection()
         if environment.startswith(KERNEL_MARK) and self._book.policy.other_kernels == "deny":
@@ -192,7 +192,7 @@ class Guard:
             self._memory.learn(names)
         return inspection
 
-    def vetted(self, execution_id: str, inspection: Inspection, outcome: str, by: str = "") -> None:
+    def record_code_decision(self, execution_id: str, inspection: Inspection, outcome: str, by: str = "") -> None:
         """Log what became of code with findings: `allowed`, `denied`, `approved` or `declined`, and by whom."""
         person = {"by": by} if by else {}
         for finding in inspection.findings:
@@ -205,7 +205,7 @@ class Guard:
                 **person,
             )
 
-    def vetted_by_plugin(self, execution_id: str, verdict: Verdict, outcome: str) -> None:
+    def record_plugin_decision(self, execution_id: str, verdict: Verdict, outcome: str) -> None:
         """Log what became of code that a plugin judged."""
         self._note(execution=execution_id, decision=verdict.decision, rule=verdict.rule, outcome=outcome)
 

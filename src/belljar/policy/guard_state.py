@@ -18,8 +18,8 @@ from belljar.policy.code_names import CodeNames
 FILE = "guard.json"
 NAMES_FILE = "guard-names.json"
 """A file of its own, because cells decide how many names there are, which must not endanger counts and approvals."""
-MOST_BYTES = 32 * 1024 * 1024
-MOST_COUNTED = 10_000
+MAX_BYTES = 32 * 1024 * 1024
+MAX_COUNTED = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class GuardState:
         for key in keys:
             # Keys of rules are always counted, because they are few and carry limits. Keys of tools are bounded,
             # because a server may have any number of tools.
-            if key in self._counts or len(self._counts) < MOST_COUNTED or key.startswith("tools."):
+            if key in self._counts or len(self._counts) < MAX_COUNTED or key.startswith("tools."):
                 self._counts[key] = self._counts.get(key, 0) + 1
         self._write()
 
@@ -102,7 +102,7 @@ def _write_json(path: Path | None, values: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path | None) -> Mapping[str, Any] | None:
-    if path is None or not path.exists() or path.stat().st_size > MOST_BYTES:
+    if path is None or not path.exists() or path.stat().st_size > MAX_BYTES:
         return None
     kept: Any = json.loads(path.read_text("utf-8"))
     return kept
@@ -110,7 +110,7 @@ def _read_json(path: Path | None) -> Mapping[str, Any] | None:
 
 # Rates: how often something was done within a period.
 
-MOST_KEYS = 10_000
+MAX_KEYS = 10_000
 
 
 class Rates:
@@ -131,7 +131,7 @@ class Rates:
 
     def add(self, key: tuple[str, ...], most: int) -> None:
         """Record a call. Only the latest `most` calls of a key are remembered, because older ones cannot matter."""
-        if key not in self._calls and len(self._calls) >= MOST_KEYS:
+        if key not in self._calls and len(self._calls) >= MAX_KEYS:
             del self._calls[next(iter(self._calls))]
         calls = self._calls.setdefault(key, deque())
         calls.append(time.monotonic())

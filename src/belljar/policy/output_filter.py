@@ -75,7 +75,7 @@ def _encodable(text: str) -> str:
 # The screen: passes streams through the filter line by line, and all other text as it is.
 
 # An endless line is passed on in pieces, cut where nothing that the rules look for crosses the cut.
-MOST_LINE_CHARS = 65_536
+MAX_LINE_CHARS = 65_536
 OVERLAP_CHARS = 4_096
 
 
@@ -85,26 +85,26 @@ class FilterScreen:
     def __init__(self, rules: Iterable[OutputRule]) -> None:
         self._filter = OutputFilter(rules)
         self._lines: dict[Literal["stdout", "stderr"], str] = {}
-        self._is_told = False
+        self._has_noted = False
 
     def screen(self, event: Event) -> list[Event]:
         """Return the event as callers may see it; an unfinished line is held back until its end arrives."""
         if not isinstance(event, Stream):
             held = [*self.flush()]
             cleaned = self._cleaned(event)
-            return [*held, *self._told(), *([cleaned] if cleaned is not None else [])]
+            return [*held, *self._withheld_notice(), *([cleaned] if cleaned is not None else [])]
         whole = self._lines.pop(event.name, "") + event.text
         cut = self._cut(whole)
         if cut < len(whole):
             self._lines[event.name] = whole[cut:]
         text = self._filter.clean(whole[:cut]) if cut else ""
-        return [*([replace(event, text=text)] if text else []), *self._told()]
+        return [*([replace(event, text=text)] if text else []), *self._withheld_notice()]
 
-    def _told(self) -> list[Event]:
+    def _withheld_notice(self) -> list[Event]:
         """Return the notice that output is withheld, once."""
-        if self._is_told or not self._filter.withheld:
+        if self._has_noted or not self._filter.withheld:
             return []
-        self._is_told = True
+        self._has_noted = True
         return [Notice(self._filter.withheld)]
 
     def flush(self) -> Iterator[Event]:
@@ -113,12 +113,12 @@ class FilterScreen:
         for name, text in held.items():
             if cleaned := self._filter.clean(text):
                 yield Stream(name, cleaned)
-        yield from self._told()
+        yield from self._withheld_notice()
 
     def _cut(self, whole: str) -> int:
         """Return a place that no match crosses: after the last line end; a carriage return counts as one."""
         cut = max(whole.rfind("\n"), whole.rfind("\r")) + 1
-        if len(whole) - cut <= MOST_LINE_CHARS:
+        if len(whole) - cut <= MAX_LINE_CHARS:
             return cut
         # Cut an endless line where cleaning both sides separately gives the same as cleaning them together.
         for place in range(len(whole) - OVERLAP_CHARS, len(whole) - 2 * OVERLAP_CHARS, -64):

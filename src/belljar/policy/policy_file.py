@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy.rules import Policy
 
-MOST_BYTES = 1024 * 1024
-MOST_FAULTS = 10
+MAX_BYTES = 1024 * 1024
+MAX_FAULTS = 10
 HINT = "`belljar policy check FILE` checks a file without starting a server"
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]")
 _KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=(.*)$""")
@@ -45,9 +45,9 @@ class PolicySource:
     def explain(self, faults: list[tuple[int, str]]) -> PolicyError:
         """Return an error that lists the faults in the order of their lines, at most ten of them."""
         messages = [f"line {line}: {what}" for line, what in sorted(faults)]
-        more = [f"and {len(messages) - MOST_FAULTS} more"] if len(messages) > MOST_FAULTS else []
+        more = [f"and {len(messages) - MAX_FAULTS} more"] if len(messages) > MAX_FAULTS else []
         separator = "\n  "
-        return PolicyError(f"policy {self.path}, {separator.join([*messages[:MOST_FAULTS], *more])}", hint=HINT)
+        return PolicyError(f"policy {self.path}, {separator.join([*messages[:MAX_FAULTS], *more])}", hint=HINT)
 
     def _fault(self, place: Place, message: str) -> tuple[int, str]:
         reason = message.removeprefix("Value error, ").replace("Input should", "it should", 1)
@@ -69,7 +69,7 @@ def load_policy(path: Path, sections: Mapping[str, type[BaseModel]] = {}) -> Loa
     """Read a policy file; raise `PolicyError` with what is wrong and where."""
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
         text = content.decode()
     except OSError as error:
         raise PolicyError(
@@ -77,8 +77,8 @@ def load_policy(path: Path, sections: Mapping[str, type[BaseModel]] = {}) -> Loa
         ) from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"policy {path} is not UTF-8 at byte {error.start:,}", hint=HINT) from error
-    if len(content) > MOST_BYTES:
-        raise PolicyError(f"policy {path} has more than {MOST_BYTES:,} bytes", hint=HINT)
+    if len(content) > MAX_BYTES:
+        raise PolicyError(f"policy {path} has more than {MAX_BYTES:,} bytes", hint=HINT)
     return parse_policy(text, str(path), sections)
 
 

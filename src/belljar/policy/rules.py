@@ -10,7 +10,7 @@ from belljar.policy.code_patterns import Template
 from belljar.policy.expressions import Expression, compiled
 from belljar.policy.schemas import ArgumentSchema
 
-MOST_RULES = 1_000
+MAX_RULES = 1_000
 _PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\w+)")
 _DOTTED = re.compile(r"[\w*?]+(\.[\w*?]+)*")
@@ -187,8 +187,8 @@ class Policy(Table):
     other_kernels: Literal["deny", "allow"] = "deny"
     """Whether sessions of `kernel:NAME` may run code when there are rules for code, which read all code as Python."""
     limits: PolicyLimits = Field(default_factory=lambda: PolicyLimits.model_validate({}))
-    tools: list[ToolRule] = Field([], max_length=MOST_RULES)
-    code: list[CodeRule] = Field([], max_length=MOST_RULES)
-    output: list[OutputRule] = Field([], max_length=MOST_RULES)
+    tools: list[ToolRule] = Field([], max_length=MAX_RULES)
+    code: list[CodeRule] = Field([], max_length=MAX_RULES)
+    output: list[OutputRule] = Field([], max_length=MAX_RULES)
     privacy: dict[str, Any] = {}
     """Validated by `belljar.privacy`."""

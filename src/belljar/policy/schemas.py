@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from belljar.policy.expressions import compiled
 
-MOST_DEPTH = 64
-MOST_VALUES = 100_000
-MOST_REASON_CHARS = 300
+MAX_DEPTH = 64
+MAX_VALUES = 100_000
+MAX_REASON_CHARS = 300
 
 
 class ArgumentSchema:
@@ -27,7 +27,7 @@ class ArgumentSchema:
             Draft202012Validator.check_schema(self._schema)
         except SchemaError as error:
             place = ".".join(map(str, error.absolute_path)) or "the schema"
-            raise ValueError(f"{place} is no JSON Schema: {error.message[:MOST_REASON_CHARS]}") from None
+            raise ValueError(f"{place} is no JSON Schema: {error.message[:MAX_REASON_CHARS]}") from None
         for reference in (*_under(self._schema, "$ref"), *_under(self._schema, "$dynamicRef")):
             if not reference.startswith("#"):
                 raise ValueError(f"$ref {reference!r} leads out of the file; only # references are followed")
@@ -58,15 +58,15 @@ class ArgumentSchema:
             return ""
         place = ".".join(["arguments", *map(str, error.absolute_path)])
         if error.validator in ("additionalProperties", "required", "unevaluatedProperties"):
-            return f"{place}: {error.message}"[:MOST_REASON_CHARS]
-        return f"{place} does not satisfy {error.validator}: {error.validator_value!r}"[:MOST_REASON_CHARS]
+            return f"{place}: {error.message}"[:MAX_REASON_CHARS]
+        return f"{place} does not satisfy {error.validator}: {error.validator_value!r}"[:MAX_REASON_CHARS]
 
 
 def unfit(value: object) -> str:
     """Return why a value cannot be checked at all, or an empty text if it can."""
     seen = 0
     layer: list[object] = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         below: list[object] = []
         for item in layer:
             if isinstance(item, dict):
@@ -77,12 +77,12 @@ def unfit(value: object) -> str:
             elif isinstance(item, str) and not _is_text(item):
                 return "text with a lone surrogate"
         seen += len(below)
-        if seen > MOST_VALUES:
-            return f"more than {MOST_VALUES:,} values"
+        if seen > MAX_VALUES:
+            return f"more than {MAX_VALUES:,} values"
         if not below:
             return ""
         layer = below
-    return f"values more than {MOST_DEPTH} levels deep"
+    return f"values more than {MAX_DEPTH} levels deep"
 
 
 def _is_text(text: str) -> bool:

@@ -23,7 +23,7 @@ _BEHIND_PLUS = re.compile(r"[+＋][ (\[]{0,2}\d+(?:[ ()\[\]/.~\-\u00a0\u2009\u20
 _GROUP = re.compile(r"\d+")
 _DIGITS = re.compile(r"\d")
 _DECIMAL = re.compile(r"(?<![\d.+(])(?:0|[1-9]\d*)\.\d+(?![\d.])")
-_FEWEST, _MOST = 6, 15
+_FEWEST, _MAX = 6, 15
 
 
 def find_phones(text: str, regions: Sequence[str]) -> Iterator[Span]:
@@ -55,7 +55,7 @@ def _international(text: str) -> Iterator[Span]:
 
 def _is_number(text: str) -> bool:
     """Return whether this is a number that could be called; for digits in one piece, a possible one is enough."""
-    if not _FEWEST <= len(_DIGITS.findall(text)) <= _MOST:
+    if not _FEWEST <= len(_DIGITS.findall(text)) <= _MAX:
         return False
     try:
         number = phonenumbers.parse(text, None)

@@ -25,7 +25,7 @@ FIELD = "field"
 _HOSTS_OWN = "host:"
 """Prefix of a secret's name, in the kind of a span that has the secret's value."""
 # Nobody writes JSON that is deeper than this.
-MOST_DEPTH = 200
+MAX_DEPTH = 200
 TOO_DEEP = "[TOO DEEP]"
 NO_VALUE = "[FIELD]"
 # A shorter secret would be found in ordinary text.
@@ -109,7 +109,7 @@ class SessionRedactor:
         return self._hide_deep(value, is_named=False, depth=0) if self._is_in_use else value
 
     def _hide_deep(self, value: Any, *, is_named: bool, depth: int) -> Any:
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             return TOO_DEEP
         if isinstance(value, dict):
             items = [(str(key), below) for key, below in cast("dict[str, Any]", value).items()]
@@ -167,7 +167,7 @@ class SessionRedactor:
 
     def redact_own_value(self, value: Any, depth: int = 0) -> Any:
         """Return a JSON value that the session shows, as callers may see it."""
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             return TOO_DEEP
         if isinstance(value, str):
             return self.redact_own_text(value)
@@ -185,8 +185,8 @@ class SessionRedactor:
         return self._reveal_deep(value, server, tool, 0) if self._is_in_use else value
 
     def _reveal_deep(self, value: Any, server: str, tool: str, depth: int) -> Any:
-        if depth > MOST_DEPTH:
-            raise InvalidArgument(f"the arguments are nested more than {MOST_DEPTH} levels deep")
+        if depth > MAX_DEPTH:
+            raise InvalidArgument(f"the arguments are nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, str):
             return self._reveal_text(value, server, tool)
         if isinstance(value, dict):

@@ -21,11 +21,11 @@ from belljar.outputs.recorder import TailKeeper
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS
 from belljar.privacy.redaction import SessionRedactor
 
-MOST_CHARS = 4_000_000
+MAX_CHARS = 4_000_000
 """Characters of one execution's streams that are searched: a million take a second, longer if all are numbers."""
-MOST_S = 30.0
+MAX_S = 30.0
 """Processor time for one execution, limited because code may choose output that takes long to search."""
-_ENOUGH = f"output past {MOST_CHARS:,} characters is not shown, because it is not searched for personal data"
+_ENOUGH = f"output past {MAX_CHARS:,} characters is not shown, because it is not searched for personal data"
 _TOO_SLOW = "the rest is not shown, because searching it for personal data takes too long"
 
 # Forms that come as base64, most of them without text to search.
@@ -42,21 +42,21 @@ class RedactionScreen:
 
     def screen(self, event: Event) -> list[Event]:
         """Return the event with tokens for personal data; the end of a stream that may go on is held back."""
-        if self._spent_s > MOST_S:
+        if self._spent_s > MAX_S:
             return (
                 [] if isinstance(event, Stream | DisplayData | ExecuteResult | CommMessage) else self._screened(event)
             )
         started_s = time.thread_time()
         passed = self._screened(event)
         self._spent_s += time.thread_time() - started_s
-        return [*passed, Notice(_TOO_SLOW)] if self._spent_s > MOST_S else passed
+        return [*passed, Notice(_TOO_SLOW)] if self._spent_s > MAX_S else passed
 
     def _screened(self, event: Event) -> list[Event]:
         if isinstance(event, Stream):
-            if self._seen_chars > MOST_CHARS:
+            if self._seen_chars > MAX_CHARS:
                 return []
             self._seen_chars += len(event.text)
-            if self._seen_chars > MOST_CHARS:
+            if self._seen_chars > MAX_CHARS:
                 return [*self.flush(), Notice(_ENOUGH)]
             text = self._tail(event.name).feed(event.text)
             return [replace(event, text=self._redactor.redact_own_text(text))] if text else []

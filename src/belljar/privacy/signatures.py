@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 HIDDEN = "[signature]"
-MOST_KEPT = 100
+MAX_KEPT = 100
 LEAST_CHARS = 8
 """A shorter value is no signature, and would be found in other text."""
 # Azure's SAS, Amazon's and Google's signed URLs, and others that call it by its name.
@@ -31,7 +31,7 @@ def signatures_in(text: str) -> list[str]:
         return []
     found = (match["value"] for match in _SIGNED.finditer(text))
     spellings = (each for value in found for each in (value, unquote(value), quote(unquote(value), safe="")))
-    return [each for each in dict.fromkeys(spellings) if len(each) >= LEAST_CHARS][:MOST_KEPT]
+    return [each for each in dict.fromkeys(spellings) if len(each) >= LEAST_CHARS][:MAX_KEPT]
 
 
 def _may_have(text: str) -> bool:
@@ -50,7 +50,7 @@ class KnownSignatures:
         for text in texts:
             self._known.pop(text, None)
             self._known[text] = None
-        while len(self._known) > MOST_KEPT:
+        while len(self._known) > MAX_KEPT:
             del self._known[next(iter(self._known))]
 
     def all(self) -> list[str]:

@@ -20,7 +20,7 @@ from belljar.privacy.rules import TOKENS
 # are reserved in a file, a thousand ahead. No values are in it.
 
 AHEAD = 1_000
-MOST = 999_999
+MAX = 999_999
 """The largest number that a token has room for."""
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class TokenCounter:
     def next(self, kind: str) -> int | None:
         """Return the next number of a kind; None when all are used."""
         number = self._last.get(kind, 0) + 1
-        if number > MOST:
+        if number > MAX:
             return None
         self.reach(kind, number)
         return number
@@ -49,7 +49,7 @@ class TokenCounter:
     def reach(self, kind: str, number: int) -> None:
         """Record that a number is used, by this session or by the one that it goes on from."""
         if self._path is not None and number > self._reserved.get(kind, 0):
-            self._reserved[kind] = min(number + AHEAD - 1, MOST)
+            self._reserved[kind] = min(number + AHEAD - 1, MAX)
             _write(self._path, self._reserved)
         self._last[kind] = max(self._last.get(kind, 0), number)
 
@@ -131,8 +131,8 @@ _WORDS = {**TOKENS, TEXT: "TEXT"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
 TOKEN = re.compile(rf"\[({'|'.join(_KINDS)})_([1-9][0-9]{{0,5}})\]")
 
-MOST_VALUES = 100_000
-MOST_CHARS = 32 * 1024 * 1024
+MAX_VALUES = 100_000
+MAX_CHARS = 32 * 1024 * 1024
 Value = str | int | float | bool
 
 _VALUE, _LENT, _SECRET, _REACHED = "value", "lent", "secret", "reached"
@@ -165,7 +165,7 @@ class Vault:
             return self._tokens.get(key) or self._new(kind, value)
 
     def _new(self, kind: str, value: Value) -> str:
-        is_full = len(self._values) >= MOST_VALUES or self._chars + _size(value) > MOST_CHARS
+        is_full = len(self._values) >= MAX_VALUES or self._chars + _size(value) > MAX_CHARS
         number = None if is_full else self._numbers.next(kind)
         if number is None:
             return f"[{_WORDS[kind]}]"

@@ -131,10 +131,6 @@ class EnvironmentCache:
             if not followers:
                 self._followers.pop(name, None)
 
-    def is_being_made(self, name: str) -> bool:
-        """Return whether sessions of that name have to wait because their environment is being made."""
-        return (self._home_name() if is_elsewhere(name) else name) in self._progress
-
     def find_ready(self, name: str) -> Environment | None:
         """Return an environment that is in use already; None for one that would have to be made, or is not ours."""
         task = self._tasks.get(name)

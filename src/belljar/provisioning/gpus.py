@@ -25,7 +25,7 @@ from belljar.settings import Settings
 LEAST_FREE_MB = 1_024
 SAMPLE_S = 0.5
 FILE = "gpus.json"
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 WITHOUT = "new_session(gpus=0) starts a session without one"
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class SessionGpus:
     def _read(self, session_id: str) -> Holding | None:
         try:
             with (self._folder / session_id / FILE).open("rb") as file:
-                words = json.loads(file.read(MOST_BYTES))
+                words = json.loads(file.read(MAX_BYTES))
             count, uuids = int(words["count"]), {str(uuid) for uuid in words["uuids"]}
         except (OSError, ValueError, KeyError, TypeError):
             return None

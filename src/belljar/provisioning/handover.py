@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.base import Environment
 from belljar.errors import SandboxUnavailable
-from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.base import Kernel, KernelCheckpoint
 from belljar.kernels.handover_note import RunningNote
 from belljar.outputs.events import Event
 from belljar.provisioning.folders import KernelFolders
@@ -42,12 +42,12 @@ class ResumableKernel(Kernel, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredCopy:
+class RestoredCheckpoint:
     """A checkpoint of a session, as it was deposited."""
 
     words: dict[str, Any]
     """What the session deposited with it."""
-    copy: KernelSnapshot | None
+    process: KernelCheckpoint | None
     """Its process; None for a checkpoint that needs none."""
 
 
@@ -60,7 +60,7 @@ class RestoredKernel:
     """Which execution the kernel was last given."""
     calls: list[CallRecord]
     """The tools that this execution has called so far."""
-    copies: list[RestoredCopy]
+    checkpoints: list[RestoredCheckpoint]
     extra_descriptor: int
     """What was deposited with the kernel, for the caller to close; negative for none."""
 
@@ -96,7 +96,7 @@ class Handover(Protocol):
         ...
 
     def has(self, session_id: str) -> bool:
-        """Return whether the session's kernel is deposited, as far as is known; `settled` waits until it is."""
+        """Return whether the session's kernel is deposited, as far as is known; see `wait_until_settled`."""
         ...
 
     def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
@@ -107,22 +107,22 @@ class Handover(Protocol):
         """Record that this execution calls a tool, or has called it."""
         ...
 
-    def deposit_copy(
-        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    def deposit_checkpoint(
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
     ) -> None:
         """Have a checkpoint of the session outlive the server, or replace its words.
 
-        `copy` is a snapshot of the kernel `origin`. Of a checkpoint that has no process, only the words are kept.
+        `checkpoint` was forked from the kernel `origin`. Of a checkpoint that has no process, only the words are kept.
         """
         ...
 
-    def withdraw_copy(self, session_id: str, label: str) -> None:
+    def withdraw_checkpoint(self, session_id: str, label: str) -> None:
         """Deposit this checkpoint no longer; may be called twice."""
         ...
 
     # When the server stops
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until `has` is certain."""
         ...
 
@@ -188,15 +188,15 @@ class NoHandover:
     def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
         """Do nothing."""
 
-    def deposit_copy(
-        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    def deposit_checkpoint(
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
     ) -> None:
         """Do nothing."""
 
-    def withdraw_copy(self, session_id: str, label: str) -> None:
+    def withdraw_checkpoint(self, session_id: str, label: str) -> None:
         """Do nothing."""
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Return at once."""
 
     async def detach(self, session_id: str) -> None:

@@ -19,7 +19,7 @@ from belljar.settings.trust import user_folder
 
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/var/run")
 """What is in them controls the machine or leads to its services, and read-only mounts do not change that."""
-_MOST_LISTED = 1_000
+_MAX_LISTED = 1_000
 
 
 class HostFolders:
@@ -143,7 +143,7 @@ def _sockets(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
-                if number >= _MOST_LISTED:
+                if number >= _MAX_LISTED:
                     break
                 if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                     found.append(entry.name)

@@ -1,8 +1,8 @@
 """Kernels that outlive their server: deposited with the supervisor, and restored by the next server.
 
 Of a kernel these descriptors are deposited: its wire, its process, the listening sockets that its code calls the host
-on, and the `NoteFile` that says what it runs. Of a snapshot it is the wire alone, because a snapshot ends when nobody
-holds its wire any more. The sandbox is deposited by its provider's `SandboxHandover`.
+on, and the `NoteFile` that says what it runs. Of a checkpoint it is the wire alone, whose end ends its process. The
+sandbox is deposited by its provider's `SandboxHandover`.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Any
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.base import Environment
 from belljar.errors import SandboxUnavailable
-from belljar.kernels.base import Kernel, KernelSnapshot
-from belljar.kernels.forked_process import ForkedProcess, SnapshotProcess, as_snapshot_process
+from belljar.kernels.base import Kernel, KernelCheckpoint
+from belljar.kernels.forked_process import CheckpointProcess, ForkedProcess, as_checkpoint_process
 from belljar.kernels.handover_note import NoteFile
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.wire import Wire
 from belljar.provisioning.folders import KernelFolders
-from belljar.provisioning.handover import RestoredCopy, RestoredKernel, RestoreServices
+from belljar.provisioning.handover import RestoredCheckpoint, RestoredKernel, RestoreServices
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, SandboxProcess
 from belljar.sandboxes.handover import SandboxHandover
@@ -31,7 +31,7 @@ FORM = 2
 """The version of the format of all that is deposited, sandboxes included. It is raised with every incompatible change.
 """
 KERNELS = "session:"
-COPIES = "copy:"
+CHECKPOINTS = "copy:"
 TREE = "toolbox"
 _WIRE = 3
 
@@ -54,7 +54,7 @@ class KernelHandover:
         self._sandboxes = sandboxes
         self._deposited: dict[str, _Parts] = {}
         self._note_files: dict[str, NoteFile] = {}
-        self._restored_copies: set[str] = set()
+        self._restored_checkpoints: set[str] = set()
         """The keys of the checkpoints that were restored or found gone."""
 
     async def faults(self) -> dict[str, str]:
@@ -78,14 +78,14 @@ class KernelHandover:
         note_file = self._note_files[session_id]
         parts.kernel.use_note_file(note_file)
         process = parts.kernel.process
-        copied = process if isinstance(process, ForkedProcess) else None
-        keeper = [copied.listening_end] if copied is not None and copied.listening_end >= 0 else []
+        forked = process if isinstance(process, ForkedProcess) else None
+        keeper = [forked.listening_end] if forked is not None and forked.listening_end >= 0 else []
         extra = [extra_descriptor] if extra_descriptor >= 0 else []
         words = {
             "form": FORM,
             "sandbox": key,
             "pid": parts.kernel.wire.peer_pid,
-            "is_copy": copied is not None,
+            "is_copy": forked is not None,
             "has_keeper": bool(keeper),
             "has_entrusted": bool(extra),
             "doors": [*parts.sandbox.sockets],
@@ -125,21 +125,21 @@ class KernelHandover:
         if session_id in self._note_files:
             self._note_files[session_id].note_call(number, record)
 
-    def deposit_copy(
-        self, session_id: str, label: str, origin: object, copy: KernelSnapshot, words: dict[str, Any]
+    def deposit_checkpoint(
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
     ) -> None:
-        """See `Handover`. A snapshot ends with the server if its kernel's sandbox is not deposited."""
+        """See `Handover`. A checkpoint ends with the server if its kernel's sandbox is not deposited."""
         deposit = Deposit({"place": "", "words": words})
-        if isinstance(copy, SnapshotProcess):
+        if isinstance(checkpoint, CheckpointProcess):
             if not (place := self._sandbox_key_of(origin)):
                 return
-            fields = {"place": place, "pid": copy.pid, "lost": copy.lost, "words": words}
-            deposit = Deposit(fields, copy.wire.descriptors)
-        self._supervisor.store(_copy_key(session_id, label), deposit)
+            fields = {"place": place, "pid": checkpoint.pid, "lost": checkpoint.lost, "words": words}
+            deposit = Deposit(fields, checkpoint.wire.descriptors)
+        self._supervisor.store(_checkpoint_key(session_id, label), deposit)
 
-    def withdraw_copy(self, session_id: str, label: str) -> None:
+    def withdraw_checkpoint(self, session_id: str, label: str) -> None:
         """See `Handover`."""
-        self._supervisor.drop(_copy_key(session_id, label))
+        self._supervisor.drop(_checkpoint_key(session_id, label))
 
     def deposit_tree(self, descriptor: int) -> None:
         """See `Handover`."""
@@ -147,9 +147,9 @@ class KernelHandover:
 
     # When the server stops
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """See `Handover`."""
-        await self._supervisor.settled()
+        await self._supervisor.wait_until_settled()
 
     async def detach(self, session_id: str) -> None:
         """See `Handover`."""
@@ -189,8 +189,8 @@ class KernelHandover:
             _check_form(words)
             kernel = await self._rebuild(session_id, folders, environment, restore_services, words, left)
             note_file = self._note_files[session_id]
-            note, calls, copies = note_file.note, note_file.calls(), self._restore_copies(session_id, kernel)
-            return RestoredKernel(kernel, note, calls, copies, left.pop(0) if words["has_entrusted"] else -1)
+            note, calls, checkpoints = note_file.note, note_file.calls(), self._restore_checkpoints(session_id, kernel)
+            return RestoredKernel(kernel, note, calls, checkpoints, left.pop(0) if words["has_entrusted"] else -1)
         except BaseException:
             self.withdraw(session_id)
             raise
@@ -200,8 +200,8 @@ class KernelHandover:
 
     async def end_unclaimed(self) -> None:
         """See `Handover`."""
-        for key in self._left_copies(COPIES):
-            if key not in self._restored_copies:
+        for key in self._left_keys(CHECKPOINTS):
+            if key not in self._restored_checkpoints:
                 self._supervisor.drop(key)
         await self._sandboxes.end_unclaimed()
 
@@ -235,39 +235,41 @@ class KernelHandover:
         kernel.use_note_file(self._note_files[session_id])
         return kernel
 
-    def _restore_copies(self, session_id: str, kernel: IPythonKernel) -> list[RestoredCopy]:
+    def _restore_checkpoints(self, session_id: str, kernel: IPythonKernel) -> list[RestoredCheckpoint]:
         """Return the checkpoints that were deposited of a session, and drop those whose process is gone."""
-        copies: list[RestoredCopy] = []
-        for key in self._left_copies(_copy_key(session_id, "")):
+        checkpoints: list[RestoredCheckpoint] = []
+        for key in self._left_keys(_checkpoint_key(session_id, "")):
             try:
-                restored = self._restore_copy(key, kernel)
+                restored = self._restore_checkpoint(key, kernel)
             except (SandboxUnavailable, OSError, LookupError):  # restore the session even if a checkpoint is lost
                 continue
-            self._restored_copies.add(key)
+            self._restored_checkpoints.add(key)
             if restored is None:
                 self._supervisor.drop(key)
             else:
-                copies.append(restored)
-        kernel.readopt_copies([as_snapshot_process(each.copy) for each in copies if each.copy is not None])
-        return copies
+                checkpoints.append(restored)
+        kernel.adopt_checkpoints(
+            [as_checkpoint_process(each.process) for each in checkpoints if each.process is not None]
+        )
+        return checkpoints
 
-    def _restore_copy(self, key: str, kernel: IPythonKernel) -> RestoredCopy | None:
+    def _restore_checkpoint(self, key: str, kernel: IPythonKernel) -> RestoredCheckpoint | None:
         """Return one checkpoint; None when its process is gone, or in another sandbox than the kernel."""
         deposit = self._supervisor.take(key)
         if not deposit.descriptors:
-            return RestoredCopy(deposit.words["words"], None)
+            return RestoredCheckpoint(deposit.words["words"], None)
         wire = Wire(has_streams=False, kept=deposit.descriptors)
         try:
             wire.peer_pid = deposit.words["pid"]
             if deposit.words["place"] == self._sandbox_key_of(kernel) and not wire.is_hung_up():
-                return RestoredCopy(deposit.words["words"], SnapshotProcess(wire, deposit.words["lost"]))
+                return RestoredCheckpoint(deposit.words["words"], CheckpointProcess(wire, deposit.words["lost"]))
         except LookupError:
             wire.close()
             raise
         wire.close()
         return None
 
-    def _left_copies(self, prefix: str) -> list[str]:
+    def _left_keys(self, prefix: str) -> list[str]:
         return [key for key in self._supervisor.found if key.startswith(prefix) and self._supervisor.has(key)]
 
     def _sandbox_key_of(self, kernel: object) -> str:
@@ -286,9 +288,9 @@ def _process_of(
     words: dict[str, Any], processes: Sequence[SandboxProcess], pidfd: int, left: list[int]
 ) -> SandboxProcess:
     if words["is_copy"]:
-        kept = ForkedProcess()
-        kept.restored(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
-        return kept
+        forked = ForkedProcess()
+        forked.take_over(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
+        return forked
     os.close(pidfd)
     if not processes:
         raise SandboxUnavailable("the kernel's process has ended")
@@ -307,5 +309,5 @@ def _check_lives(pidfd: int) -> None:
         raise SandboxUnavailable("the kernel's process has ended")
 
 
-def _copy_key(session_id: str, label: str) -> str:
-    return f"{COPIES}{session_id}:{label}"
+def _checkpoint_key(session_id: str, label: str) -> str:
+    return f"{CHECKPOINTS}{session_id}:{label}"

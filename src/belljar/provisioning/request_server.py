@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from belljar import ipc
-from belljar.egress.session_sockets import SessionSocket, serving
+from belljar.egress.session_sockets import SessionSocket, open_socket_server
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -70,7 +70,7 @@ async def serving_requests(
         connections.start(serve(ipc.MessageStream(reader, writer)))
 
     try:
-        async with serving(folder, name, accept, limit=_LINE_BYTES, session_socket=socket):
+        async with open_socket_server(folder, name, accept, limit=_LINE_BYTES, session_socket=socket):
             yield
     finally:
         await connections.aclose()

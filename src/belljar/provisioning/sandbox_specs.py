@@ -53,7 +53,7 @@ class SpecBuilder:
     def spec(self, folders: KernelFolders, readable: tuple[Path, ...], *, has_tools: bool = True) -> SandboxSpec:
         """Return the spec of a session's sandbox."""
         if has_tools and self._toolbox is not None:
-            self._toolbox.show_in(folders.workspace, folders.identity)
+            self._toolbox.tree.show_in(folders.workspace, folders.identity)
             readable = (*readable, *self._toolbox.readable)
         if has_tools and self._skills is not None:
             self._skills.show_in(folders.workspace, folders.identity, folders.skills)

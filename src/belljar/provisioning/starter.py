@@ -18,7 +18,7 @@ from belljar.environments import Environment
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.inside import FOLDER
-from belljar.kernels.base import Kernel, KernelRequest, KernelSnapshot
+from belljar.kernels.base import Kernel, KernelCheckpoint, KernelRequest
 from belljar.kernels.forked_process import ForkIdentity, hold_open
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
@@ -37,7 +37,6 @@ from belljar.sandboxes.defaults import SandboxBase
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.session_view import ShownSkills
-from belljar.toolbox.broker import Broker
 from belljar.toolbox.toolbox import Toolbox
 
 
@@ -94,7 +93,7 @@ class KernelStarter:
         self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
         self.provider = provider
         self._forkable = provider if isinstance(provider, ForkableProvider) else None
-        self._toolbox = toolbox
+        self.toolbox = toolbox
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
         self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
@@ -110,15 +109,11 @@ class KernelStarter:
         self._prepared: dict[str, PreparedSandbox] = {}
         """Sandboxes held open for sessions whose kernel has not been started yet, by session id."""
 
-    def broker(self, session_id: str) -> Broker | None:
-        """Return the broker of a session's tool calls, if there are tools."""
-        return self._toolbox.broker(session_id) if self._toolbox else None
-
     def forget(self, session_id: str) -> None:
         """Release what the toolbox has of a session that has ended, and its place on GPUs."""
         self.gpus.release(session_id)
-        if self._toolbox is not None:
-            self._toolbox.forget(session_id)
+        if self.toolbox is not None:
+            self.toolbox.forget(session_id)
 
     async def restore_services(
         self, sandbox: Sandbox, folders: KernelFolders, environment: Environment, sockets: Mapping[str, SessionSocket]
@@ -245,10 +240,10 @@ class KernelStarter:
         parent: KernelFolders,
         folders: KernelFolders,
         *,
-        copy: KernelSnapshot | None = None,
+        checkpoint: KernelCheckpoint | None = None,
         reseed: bool = False,
     ) -> tuple[Kernel, list[str]]:
-        """Return a kernel with the memory of another, or of its snapshot, in a new sandbox; also what it lacks."""
+        """Return a kernel with the memory of another, or of its checkpoint, in a new sandbox; also what it lacks."""
         provider = self._forkable
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
@@ -278,7 +273,7 @@ class KernelStarter:
             reseed=reseed,
         )
         try:
-            return await kernel.fork(nested, sandbox, change, copy)
+            return await kernel.fork(nested, sandbox, change, checkpoint)
         except BaseException:
             await sandbox.aclose()
             raise

@@ -24,7 +24,7 @@ from belljar.files.openat import Owner
 from belljar.files.workspace import Workspace
 from belljar.provisioning.request_server import RequestStream, serving_requests
 
-MOST_URL_CHARS = 16_384
+MAX_URL_CHARS = 16_384
 _MAX_AT_ONCE = 4
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class TransferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     action: Literal["fetch", "send"]
-    url: Annotated[str, Field(max_length=MOST_URL_CHARS)]
+    url: Annotated[str, Field(max_length=MAX_URL_CHARS)]
     name: Annotated[str, Field(max_length=4_096)]
 
 

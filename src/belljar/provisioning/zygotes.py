@@ -16,8 +16,8 @@ from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.kernels import protocol
-from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, ask_for_copy, hold_open
-from belljar.kernels.ipython import IPythonKernel, meet_copy
+from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, hold_open, request_fork
+from belljar.kernels.ipython import IPythonKernel, meet_fork
 from belljar.kernels.launch import runner_command, session_environment
 from belljar.kernels.wire import Wire
 from belljar.provisioning.sandbox_specs import SpecBuilder
@@ -26,7 +26,7 @@ from belljar.settings import Settings
 
 # The forks of a zygote share its hash seed and its memory layout, so it is replaced after this many.
 RECYCLE_AFTER = 1_000
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 RETRY_AFTER_S = 30.0
 # A fork does not get the zygote's threads, so its libraries must not start any.
 _SINGLE_THREADED = {
@@ -75,7 +75,7 @@ class ZygoteProcess:
 
     async def warm_up(self) -> None:
         """Wait until everything is imported."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             self.failed = (await self._wire.expect(protocol.WarmMessage)).failed
         self.is_warm = True
 
@@ -87,24 +87,24 @@ class ZygoteProcess:
         self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
     ) -> IPythonKernel:
         """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open."""
-        copy, kept = Wire(in_packets=self._in_packets), ForkedProcess()
+        fork_wire, forked = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
             if not is_held:
                 await hold_open(sandbox)
             async with self._forking:
                 self.forks += 1
-                await ask_for_copy(self._wire, copy, kept, change, is_elsewhere=True, entry=nested.entry())
+                await request_fork(self._wire, fork_wire, forked, change, is_elsewhere=True, entry=nested.entry())
             try:
-                kernel = await meet_copy(copy, kept, sandbox, environment)
+                kernel = await meet_fork(fork_wire, forked, sandbox, environment)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.
-                await kept.has_left_parent()
+                await forked.has_left_parent()
                 raise
-            nested.admit(kept.pid)
+            nested.admit(forked.pid)
         except BaseException:
-            copy.close()
-            kept.close()
+            fork_wire.close()
+            forked.close()
             raise
         return kernel
 
@@ -192,7 +192,7 @@ class EnvironmentZygote:
             await zygote.warm_up()
         except (BelljarError, TimeoutError) as error:
             # Keep its sandbox, because those of sessions may have been nested in it by now.
-            self._fail(str(error) or f"not ready after {PATIENCE_S:g} s")
+            self._fail(str(error) or f"not ready after {TIMEOUT_S:g} s")
         else:
             self.complaint = "; ".join(f"{name} does not import ({why})" for name, why in zygote.failed.items())
             if self.complaint:

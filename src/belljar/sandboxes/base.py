@@ -23,6 +23,10 @@ any other. The number changes when a provider that fulfilled the old contract wo
 WORKSPACE = "/mnt/data"
 """The path of the session folder inside a sandbox that has its own view of the file system."""
 
+HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
+"""The command that only holds a sandbox open. It ignores the signals that a session may send to every `sleep` there is.
+A provider may run it as another user than the session's, whom the session cannot harm."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

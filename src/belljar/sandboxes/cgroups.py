@@ -85,7 +85,7 @@ class ControlGroup(Protocol):
 MEBIBYTE = 1024 * 1024
 PERIOD_US = 100_000
 """The period in which shares of a processor are counted."""
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 """How long to wait until a killed group is empty."""
 RETRY_S = 0.002
 
@@ -176,7 +176,7 @@ class GroupFolders:
 def clear(folder: Path) -> None:
     """Kill every process in a group that no sandbox uses any more, and remove the group."""
     group = GroupFolders({"": folder})
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not group.remove() and time.monotonic() < deadline:
         group.kill()
         time.sleep(RETRY_S)

@@ -18,7 +18,7 @@ from belljar.sandboxes.limits import Enforcer
 
 __all__ = ["LimitTrial", "try_limits"]
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _MEMORY_MB = 48
 _PROCESSES = 8
 _CPUS = 0.1
@@ -68,10 +68,10 @@ _ATTEMPTS = {
 
 async def try_limits(enforcer: Enforcer) -> list[LimitTrial]:
     """Hit every limit that control groups seem to give here; return for each whether the kernel held it."""
-    return [await _tried(enforcer, controller) for controller in enforcer.groups.controllers]
+    return [await _try_limit(enforcer, controller) for controller in enforcer.groups.controllers]
 
 
-async def _tried(enforcer: Enforcer, controller: str) -> LimitTrial:
+async def _try_limit(enforcer: Enforcer, controller: str) -> LimitTrial:
     attempt = _ATTEMPTS[controller]
     try:
         enforcement = enforcer.enforce("doctor", attempt.limits)
@@ -100,7 +100,7 @@ def _complaint_of(command: list[str]) -> str:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -17,7 +17,7 @@ from belljar.sandboxes.base import Limits
 _CORES = re.compile(r"^((?:siblings|cpu cores)\s*: )\d+", re.MULTILINE)
 _PROCESSORS = "/sys/devices/system/cpu"
 _LISTS = ("online", "possible", "present")
-MOST_PROCESSORS = 64
+MAX_PROCESSORS = 64
 """Above this many processors no topology is shown, because each is two more files in every sandbox."""
 
 _SERVICES = {
@@ -92,7 +92,7 @@ def machine_files(limits: Limits) -> dict[str, str]:
     # Also without a limit: a sandbox has nothing of /sys but these, and `lscpu` and joblib give up without them.
     files = {f"{_PROCESSORS}/{name}": numbers or _read(f"{_PROCESSORS}/{name}") for name in _LISTS}
     present = _listed(files[f"{_PROCESSORS}/present"])
-    if len(present) <= MOST_PROCESSORS:
+    if len(present) <= MAX_PROCESSORS:
         for number in present:
             files |= _topology(number, count)
     elif not count:

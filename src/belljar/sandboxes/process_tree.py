@@ -18,7 +18,7 @@ from belljar.sandboxes.child import open_pidfd
 
 MARK = "BELLJAR_SANDBOX"
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _PROC = Path("/proc")
 
 
@@ -33,7 +33,7 @@ class _ProcessEntry:
 
 def kill_process_tree(leader: int, mark: str, spare: Collection[int] = ()) -> None:
     """Kill all processes of the command `leader` except the spared, and wait. `leader` must not have been reaped."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     untouchable = set(spare)
     # Each pass may miss a child that is being forked; the next one sees it.
     while members := [process for process in _members(leader, mark) if process.pid not in untouchable]:

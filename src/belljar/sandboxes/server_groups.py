@@ -19,8 +19,8 @@ from pathlib import Path
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
 from belljar.sandboxes.cgroups import (
-    PATIENCE_S,
     RETRY_S,
+    TIMEOUT_S,
     ControlGroup,
     GroupV1,
     GroupV2,
@@ -212,7 +212,7 @@ class ServerGroups:
 
     async def remove(self, group: ControlGroup) -> None:
         """Kill every process left in a group of this server, and remove the group."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         # A killed process leaves its group a little later, and v1 has nothing that tells when.
         while not group.remove():
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 
 ChangeKind = Literal["session", "execution", "question", "usage"]
 SESSION_STATES = ("made", "state", "woken", "asleep", "gone")
@@ -35,7 +35,7 @@ class Change:
 class ChangeLog:
     """The latest changes of a runtime. Written and read on the event loop's thread."""
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
+    def __init__(self, most: int = MAX_KEPT) -> None:
         self._kept: deque[Change] = deque(maxlen=most)
         self._number = 0
         self._changed = asyncio.Event()

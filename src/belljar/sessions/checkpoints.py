@@ -1,27 +1,24 @@
-"""Checkpoints of a session: frozen copies of its kernel with snapshots of its folder, bounded in number and size.
+"""Checkpoints of a session: frozen forks of its kernel with snapshots of its folder, bounded in number and size.
 
 A checkpoint is taken while the session is idle, at the latest before the next cell starts. Only where more than `BURST`
 cells follow each other at once, there is just one every `SHORTEST_S`. Also owns the list of executions that can be
-undone, and the deposit of checkpoints for the next server. Knows kernels and files; the session decides what a rewind
-means.
+undone. Knows kernels and files; the session decides what a rewind means.
 """
 
 import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from belljar import measures
 from belljar.errors import BelljarError, NoCheckpoint
 from belljar.files.snapshots import Snapshots
 from belljar.journal.journal import Journal
-from belljar.kernels.base import ForkableKernel, Kernel, KernelSnapshot
-from belljar.provisioning.handover import Handover, RestoredCopy
+from belljar.kernels.base import ForkableKernel, Kernel, KernelCheckpoint
 
 # The checkpoint before the first cell
 
@@ -29,8 +26,8 @@ from belljar.provisioning.handover import Handover, RestoredCopy
 class FreshCheckpoint:
     """The checkpoint of a session that has run nothing.
 
-    It needs no copy, because a kernel that was just started is the same. Takes the place of the copy and of the kernel
-    that was copied.
+    It needs no process, because a kernel that was just started is the same. Takes the place of the process and of the
+    kernel that was forked.
     """
 
     def __init__(self, start: Callable[[], Awaitable[Kernel]]) -> None:
@@ -45,12 +42,12 @@ class FreshCheckpoint:
         """Return 0, because there is no process."""
         return 0.0
 
-    async def restore(self, copy: KernelSnapshot) -> Kernel:
-        """Start a new kernel; `copy` is this object."""
+    async def restore(self, checkpoint: KernelCheckpoint) -> Kernel:
+        """Start a new kernel; `checkpoint` is this object."""
         return await self._start()
 
-    def forget(self, copy: KernelSnapshot) -> None:
-        """Do nothing, because there is no copy to end."""
+    def forget(self, checkpoint: KernelCheckpoint) -> None:
+        """Do nothing, because there is no process to end."""
 
     def shares_sandbox(self, other: object) -> bool:
         """Return False, because it has no sandbox."""
@@ -64,7 +61,7 @@ SHORTEST_S = 2.0
 BURST = 10
 # Measuring the memory of all checkpoints takes longer than making one. While cells run it is done at most this often,
 # and in addition whenever the session is idle.
-WEIGH_S = 1.0
+MEASURE_INTERVAL_S = 1.0
 TOO_FAST = (
     f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
     f"every {SHORTEST_S:g} s"
@@ -76,7 +73,8 @@ class Checkpoint:
     """A state of a session, and the execution that started from it."""
 
     origin: ForkableKernel | FreshCheckpoint
-    copy: KernelSnapshot
+    process: KernelCheckpoint
+    """What holds the variables."""
     variables: tuple[str, ...]
     label: str
     files_gap: str
@@ -90,23 +88,21 @@ class Checkpoint:
     @property
     def is_fresh(self) -> bool:
         """Return whether it is the state of a session that has run nothing."""
-        return isinstance(self.copy, FreshCheckpoint)
+        return isinstance(self.process, FreshCheckpoint)
 
     async def restore(self) -> Kernel:
-        """Return a kernel that continues from this state; the copy stays for further restores."""
-        return await self.origin.restore(self.copy)
+        """Return a kernel that continues from this state; the process stays for further restores."""
+        return await self.origin.restore(self.process)
 
 
-class CheckpointWatcher(Protocol):
-    """Notified of every checkpoint, so that it can be made to outlive the server."""
+class CheckpointWatcher:
+    """Notified of every checkpoint. This one does nothing; `checkpoint_deposits.py` has one that deposits them."""
 
-    def kept(self, checkpoint: Checkpoint) -> None:
+    def on_keep(self, checkpoint: Checkpoint) -> None:
         """Note a new or changed checkpoint."""
-        ...
 
-    def dropped(self, checkpoint: Checkpoint) -> None:
+    def on_drop(self, checkpoint: Checkpoint) -> None:
         """Note that a checkpoint was dropped."""
-        ...
 
 
 class Checkpoints:
@@ -120,22 +116,24 @@ class Checkpoints:
         self._snapshots = snapshots
         self._most = most
         self._memory_mb = memory_mb
-        self._kept: list[Checkpoint] = []
+        self._checkpoints: list[Checkpoint] = []
         self.watcher = watcher
         self._lost: dict[str, str] = {}
         """Executions whose checkpoints were lost, and how."""
         self._allowed = float(BURST)
         """How many checkpoints cells may wait for, as of `_allowed_at`."""
-        self._allowed_at = self._weighed_at = time.monotonic()
+        self._allowed_at = self._measured_at = time.monotonic()
+        self._measurement: asyncio.Future[dict[str, float]] | None = None
+        """The memory that checkpoints use, in MB by label, while it is measured and until it was applied."""
         self._is_too_fast = False
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self._checkpoints)
 
     @property
     def count(self) -> int:
         """Return how many checkpoints a caller can go back to."""
-        return sum(bool(kept.execution_id) for kept in self._kept)
+        return sum(bool(one.execution_id) for one in self._checkpoints)
 
     def _spend_allowance(self) -> bool:
         """Spend one of the checkpoints that a cell may wait for; False when there is none left."""
@@ -153,7 +151,7 @@ class Checkpoints:
         return TOO_FAST if self._is_too_fast else ""
 
     @property
-    def are_kept(self) -> bool:
+    def are_on(self) -> bool:
         """Return whether the settings allow any checkpoints."""
         return self._most > 0
 
@@ -167,7 +165,7 @@ class Checkpoints:
     ) -> None:
         """Take a checkpoint, if a cell has run since the last one and no cell has to wait for too many of them.
 
-        With `fresh`, the state before the first cell, the kernel is not copied. With `is_idle` no cell waits for it.
+        With `fresh`, the state before the first cell, the kernel is not forked. With `is_idle` no cell waits for it.
         """
         if not self._most or not self.is_due:
             self._is_too_fast = False
@@ -178,10 +176,10 @@ class Checkpoints:
             return
         self.is_due = False
         label = secrets.token_hex(8)
-        # Copy the files and the kernel at once: only what cells left in the background runs meanwhile.
+        # Copy the files and fork the kernel at once: only what cells left in the background runs meanwhile.
         snapshot = asyncio.get_running_loop().run_in_executor(None, self._snapshots.take, label)
         try:
-            copy = fresh or await kernel.snapshot()
+            process = fresh or await kernel.fork_checkpoint()
         except (BelljarError, TimeoutError) as error:
             self.refusal = str(error)
             await snapshot
@@ -189,57 +187,72 @@ class Checkpoints:
             return
         report = await snapshot
         self.refusal = ""
-        self._kept.append(
-            Checkpoint(fresh or kernel, copy, variables, label, "" if report.is_complete else report.reason)
+        self._checkpoints.append(
+            Checkpoint(fresh or kernel, process, variables, label, "" if report.is_complete else report.reason)
         )
         measures.checkpoints.add()
-        self.watcher.kept(self._kept[-1])
+        self.watcher.on_keep(self._checkpoints[-1])
         await self._apply_limits(kernel)
 
     async def _apply_limits(self, current: ForkableKernel) -> None:
-        for checkpoint in [kept for kept in self._kept if not kept.copy.is_alive()]:
+        for checkpoint in [one for one in self._checkpoints if not one.process.is_alive()]:
             await self._drop(checkpoint, current)
-        while len(self._kept) > self._most:
-            await self._drop(self._kept[0], current)
-        if time.monotonic() - self._weighed_at > WEIGH_S:
-            await self.weigh(current)
+        while len(self._checkpoints) > self._most:
+            await self._drop(self._checkpoints[0], current)
+        # A cell may be waiting, and measuring takes some ms for each checkpoint: apply what was measured since the last
+        # checkpoint, and measure while the cell runs.
+        if self._measurement is not None and self._measurement.done():
+            await self._limit_memory(self._measurement.result(), current)
+            self._measurement = None
+        if self._measurement is None and time.monotonic() - self._measured_at > MEASURE_INTERVAL_S:
+            self._measurement = self._measure()
 
-    async def weigh(self, current: ForkableKernel) -> None:
-        """Drop the oldest checkpoints until the others use no more memory than allowed."""
-        self._weighed_at = time.monotonic()
-        if not self._kept:
-            return
-        sizes = await asyncio.to_thread(lambda: [kept.copy.memory_mb() for kept in self._kept])
-        while len(self._kept) > 1 and sum(sizes[-len(self._kept) :]) > self._memory_mb:
-            await self._drop(self._kept[0], current)
+    async def limit_memory(self, current: ForkableKernel) -> None:
+        """Drop the oldest checkpoints until the others use no more memory than allowed. Called while no cell waits."""
+        if self._checkpoints:
+            await self._limit_memory(await self._measure(), current)
+
+    def _measure(self) -> "asyncio.Future[dict[str, float]]":
+        self._measured_at = time.monotonic()
+        measured = [*self._checkpoints]
+        return asyncio.get_running_loop().run_in_executor(
+            None, lambda: {one.label: one.process.memory_mb() for one in measured}
+        )
+
+    async def _limit_memory(self, sizes: Mapping[str, float], current: ForkableKernel) -> None:
+        def used() -> float:
+            return sum(sizes.get(one.label, 0.0) for one in self._checkpoints)
+
+        while len(self._checkpoints) > 1 and used() > self._memory_mb:
+            await self._drop(self._checkpoints[0], current)
 
     def on_execution(self, execution_id: str, number: int) -> None:
         """Note that an execution starts from the latest checkpoint, if nothing ran since that was taken."""
-        if self._kept and not self._kept[-1].execution_id and not self.is_due:
-            self._kept[-1].execution_id = execution_id
-            self._kept[-1].number = number
-            self.watcher.kept(self._kept[-1])
+        if self._checkpoints and not self._checkpoints[-1].execution_id and not self.is_due:
+            self._checkpoints[-1].execution_id = execution_id
+            self._checkpoints[-1].number = number
+            self.watcher.on_keep(self._checkpoints[-1])
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that can be restored; None if there is none."""
-        return next((kept for kept in reversed(self._kept) if kept.copy.is_alive()), None)
+        return next((one for one in reversed(self._checkpoints) if one.process.is_alive()), None)
 
     def find(self, execution_id: str) -> Checkpoint:
         """Return the checkpoint before an execution, or raise `NoCheckpoint`."""
-        found = next((kept for kept in self._kept if kept.execution_id == execution_id), None)
+        found = next((one for one in self._checkpoints if one.execution_id == execution_id), None)
         if found is None and execution_id in self._lost:
             raise NoCheckpoint(
                 f"the state from before execution {execution_id[:64]!r} was lost: {self._lost[execution_id]}",
                 hint=f"Go on from the session as it is. {self._hint()}",
             )
-        if found is None or not found.copy.is_alive():
+        if found is None or not found.process.is_alive():
             raise NoCheckpoint(f"no state was kept from before execution {execution_id[:64]!r}", hint=self._hint())
         return found
 
     def _hint(self) -> str:
         if not self._most:
             return "The server keeps none, because its setting checkpoints is 0"
-        known = ", ".join(kept.execution_id for kept in self._kept if kept.execution_id)
+        known = ", ".join(one.execution_id for one in self._checkpoints if one.execution_id)
         if not known:
             return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
         latest = f". The latest could not be kept: {self.refusal}" if self.refusal else ""
@@ -247,17 +260,23 @@ class Checkpoints:
 
     def holds(self, execution_id: str) -> bool:
         """Return whether the variables from before an execution can be restored."""
-        return any(kept.execution_id == execution_id and kept.variables and kept.copy.is_alive() for kept in self._kept)
+        return any(
+            one.execution_id == execution_id and one.variables and one.process.is_alive() for one in self._checkpoints
+        )
 
     @property
     def targets(self) -> list[str]:
         """Return the executions whose state before them can be restored, oldest first."""
         # As `holds` says, but each is looked at once.
-        return [one.execution_id for one in self._kept if one.execution_id and one.variables and one.copy.is_alive()]
+        return [
+            one.execution_id
+            for one in self._checkpoints
+            if one.execution_id and one.variables and one.process.is_alive()
+        ]
 
     def are_of(self, kernel: ForkableKernel) -> bool:
         """Return whether a checkpoint that can still be restored is in this kernel's sandbox."""
-        return any(kept.copy.is_alive() and kept.origin.shares_sandbox(kernel) for kept in self._kept)
+        return any(one.process.is_alive() and one.origin.shares_sandbox(kernel) for one in self._checkpoints)
 
     async def restore_files(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the folder to a checkpoint; return what could not be restored."""
@@ -297,19 +316,19 @@ class Checkpoints:
 
     async def drop_after(self, checkpoint: Checkpoint) -> None:
         """Drop the checkpoints after this one, to which the session was rewound, and clear its execution."""
-        index = self._kept.index(checkpoint)
-        for later in self._kept[index + 1 :]:
+        index = self._checkpoints.index(checkpoint)
+        for later in self._checkpoints[index + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
-        self.watcher.kept(checkpoint)
+        self.watcher.on_keep(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: ForkableKernel | FreshCheckpoint | None = None) -> None:
         """Drop a checkpoint; if its kernel is gone and it was the last in that kernel's sandbox, close the sandbox."""
-        self._kept.remove(checkpoint)
-        self.watcher.dropped(checkpoint)
-        checkpoint.origin.forget(checkpoint.copy)
-        others = [*([current] if current is not None else []), *(kept.origin for kept in self._kept)]
+        self._checkpoints.remove(checkpoint)
+        self.watcher.on_drop(checkpoint)
+        checkpoint.origin.forget(checkpoint.process)
+        others = [*([current] if current is not None else []), *(one.origin for one in self._checkpoints)]
         origin = checkpoint.origin
         if not isinstance(origin, FreshCheckpoint) and not any(other.shares_sandbox(origin) for other in others):
             await origin.aclose()
@@ -328,30 +347,30 @@ class Checkpoints:
             if not checkpoint.files_gap and checkpoint.label not in complete:
                 checkpoint.files_gap = "they were lost with an earlier server"
             self._lost.pop(checkpoint.execution_id, None)
-        self._kept = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
+        self._checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
         # The last one is the present state of the session if no execution started from it.
-        self.is_due = not self._kept or bool(self._kept[-1].execution_id)
+        self.is_due = not self._checkpoints or bool(self._checkpoints[-1].execution_id)
 
     async def detach(self, current: ForkableKernel) -> None:
         """Leave fresh checkpoints, and those in the current kernel's sandbox, to the next server; drop the others."""
-        for checkpoint in [*self._kept]:
+        for checkpoint in [*self._checkpoints]:
             if checkpoint.is_fresh or checkpoint.origin.shares_sandbox(current):
-                checkpoint.origin.forget(checkpoint.copy)
+                checkpoint.origin.forget(checkpoint.process)
             else:
                 await self._drop(checkpoint, current)
-        self._kept = []
+        self._checkpoints = []
 
     async def aclose(self) -> None:
         """Drop all checkpoints, and close the sandboxes that were kept only for them."""
-        for checkpoint in [*self._kept]:
+        for checkpoint in [*self._checkpoints]:
             await self._drop(checkpoint)
 
 
 # The executions that can be undone, in order
 
-MOST_REMEMBERED = 1_000
+MAX_REMEMBERED = 1_000
 # The longest number of executions that is parsed as one; anything longer is an id, or an abuse.
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 
 
 class Timeline:
@@ -364,7 +383,7 @@ class Timeline:
 
     def restore(self) -> None:
         """Read the timeline that an earlier server left from the journal."""
-        self._ids = self._journal.timeline(self._session_id, MOST_REMEMBERED)
+        self._ids = self._journal.timeline(self._session_id, MAX_REMEMBERED)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -374,7 +393,7 @@ class Timeline:
     def add(self, execution_id: str) -> None:
         """Add an execution whose turn has come. One that waits cannot be undone, because it will run all the same."""
         self._ids.append(execution_id)
-        del self._ids[:-MOST_REMEMBERED]
+        del self._ids[:-MAX_REMEMBERED]
 
     def take_back(self, since: str) -> list[str]:
         """Record an execution and those after it as undone, and return their ids."""
@@ -389,7 +408,7 @@ class Timeline:
         """Return the id of the execution that a caller means by its id, or by the number of executions to undo."""
         if to in self._ids:  # looked up first, because an id may consist of digits
             return str(to)
-        if isinstance(to, int) or (to.isdecimal() and len(to) <= MOST_DIGITS):
+        if isinstance(to, int) or (to.isdecimal() and len(to) <= MAX_DIGITS):
             number = int(to)
             if not 0 < number <= len(self._ids):
                 raise NoCheckpoint(
@@ -401,56 +420,3 @@ class Timeline:
             f"execution {to[:64]!r} is none of session {self._session_id}, or was taken back",
             hint="Pass an execution_id that this session answered with, or 1 for its last one",
         )
-
-
-# Checkpoints that outlive the server
-
-
-class KeptCheckpoints:
-    """Deposits the checkpoints of one session for the next server. Implements `CheckpointWatcher`."""
-
-    def __init__(self, session_id: str, handover: Handover) -> None:
-        self._session_id = session_id
-        self._handover = handover
-
-    def kept(self, checkpoint: Checkpoint) -> None:
-        """Deposit a checkpoint, so that it outlives the server."""
-        description = {
-            "label": checkpoint.label,
-            "variables": checkpoint.variables,
-            "files_gap": checkpoint.files_gap,
-            "execution_id": checkpoint.execution_id,
-            "number": checkpoint.number,
-            "order": checkpoint.order,
-        }
-        self._handover.deposit_copy(self._session_id, checkpoint.label, checkpoint.origin, checkpoint.copy, description)
-
-    def dropped(self, checkpoint: Checkpoint) -> None:
-        """Withdraw the deposit of a checkpoint that was dropped."""
-        self._handover.withdraw_copy(self._session_id, checkpoint.label)
-
-
-def states_of(
-    copies: Sequence[RestoredCopy], kernel: ForkableKernel, make_fresh: Callable[[], FreshCheckpoint]
-) -> list[Checkpoint]:
-    """Return the checkpoints that an earlier server deposited for the session of this kernel."""
-    checkpoints: list[Checkpoint] = []
-    for restored in copies:
-        description = restored.words
-        if restored.copy is None:  # it has no process, because it is that of a fresh kernel
-            source = copy = make_fresh()
-        else:
-            source, copy = kernel, restored.copy
-        checkpoints.append(
-            Checkpoint(
-                source,
-                copy,
-                tuple(description["variables"]),
-                description["label"],
-                description["files_gap"],
-                description["execution_id"],
-                description["number"],
-                description["order"],
-            )
-        )
-    return checkpoints

@@ -71,7 +71,7 @@ class SessionCloser:
         task.add_done_callback(self._ending.discard)
         await asyncio.shield(task)
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait for the sessions that are being ended."""
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -200,17 +200,17 @@ async def detach_session(session: Session, records: SessionRecords, end: str) ->
     session.redactor.close()
 
 
-async def save_variables(session: Session, kept: Path) -> StateReport | None:
+async def save_variables(session: Session, target: Path) -> StateReport | None:
     """Write the variables of a session that goes on to a file; return None when its kernel cannot."""
     async with session.turn:
-        return await _save(session, kept)
+        return await _save(session, target)
 
 
-async def _save(session: Session, kept: Path | None = None) -> StateReport | None:
+async def _save(session: Session, target: Path | None = None) -> StateReport | None:
     if session.session_kernel.kernel is None:
         return None
     limit_mb = session.settings.disk_mb or session.settings.memory_mb or UNLIMITED_MB
-    return await save(session.session_kernel.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE, kept=kept)
+    return await save(session.session_kernel.kernel, session.folders, limit_bytes=limit_mb * MEBIBYTE, target=target)
 
 
 def _record_sleep(session: Session, records: SessionRecords, end: str, report: StateReport | None) -> None:

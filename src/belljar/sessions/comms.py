@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OVERHEARING_S = 0.1
 # The most messages read at once between cells, before the turn is given back.
-MOST_OVERHEARD = 100
+MAX_OVERHEARD = 100
 # By this a front end that has just attached asks all widgets for their state. It does not count as using a widget.
 STATES = "request_states"
 CommWatcher = Callable[[str, int, Event | None], None]
@@ -67,10 +67,10 @@ class SessionComms:
 
     async def _pass_on_received(self, kernel: CommKernel) -> None:
         screens = self._session.screens()
-        for _ in range(MOST_OVERHEARD):
+        for _ in range(MAX_OVERHEARD):
             if (message := await kernel.receive_comm()) is None:
                 return
-            for passed in await screens.passed(message):
+            for passed in await screens.apply(message):
                 self.tell("", 0, passed)
 
     def tell(self, source_id: str, sequence: int, event: Event | None) -> bool:
@@ -108,7 +108,7 @@ class SessionComms:
                     elif isinstance(event, InputRequest):
                         await kernel.reply_input(None)  # our runner never asks here; a hostile one might
                     else:
-                        for passed in await screens.passed(event):
+                        for passed in await screens.apply(event):
                             self.tell(request_id, 0, passed)
         except KernelDied as death:
             # The next cell finds the kernel dead, and reports what was lost.
@@ -119,7 +119,7 @@ class SessionComms:
             for passed in screens.flush():
                 self.tell(request_id, 0, passed)
 
-    async def opened(self) -> dict[str, str]:
+    async def list_open(self) -> dict[str, str]:
         """Return the targets of the open comms by their ids. Called with the session's turn."""
         kernel = self._session.session_kernel.kernel
         return await kernel.comms() if has_comms(kernel) and kernel.is_alive() else {}

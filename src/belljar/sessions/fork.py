@@ -1,4 +1,4 @@
-"""Forks a session: a copy of its kernel's memory, its folder and its installed packages, for a new session."""
+"""Forks a session: a new one gets its kernel's memory, a copy of its folder, and its installed packages."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.hibernation import copy_state, in_words
+from belljar.sessions.hibernation import in_words, transfer_state
 from belljar.sessions.pool import new_session_id
 from belljar.sessions.session import Session
 
@@ -33,7 +33,7 @@ class ForkedKernel:
 
 async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
     """Fork the kernel of a session whose turn the caller has; remove everything again when it fails."""
-    kernel = await origin.session_kernel.ready()
+    kernel = await origin.session_kernel.ensure_started()
     checkpoint = origin.session_kernel.checkpoints.find(at) if at else None
     session_id = new_session_id()
     folders = SessionFolders(session_id, root / session_id, origin.folders.identity, origin.principal)
@@ -46,13 +46,13 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
             starter.gpus.inherit(session_id, origin.id)
             forked, missing = await starter.start(origin.environment, folders), []
         else:
-            copy = checkpoint.copy if checkpoint else None
+            process = checkpoint.process if checkpoint else None
             try:
-                forked, missing = await starter.fork(kernel, origin.folders, folders, copy=copy, reseed=reseed)
+                forked, missing = await starter.fork(kernel, origin.folders, folders, checkpoint=process, reseed=reseed)
             except CopyRefused as error:
                 if not starter.gpus.of(origin.id):
                     raise
-                if copy is not None:
+                if process is not None:
                     hint = "Fork it as it is now, or rewind it and then fork it"
                     raise CopyRefused("a session with a GPU is not forked from an earlier state", hint=hint) from error
                 # What is on a GPU comes back into the host's memory when it is saved, and goes out again when loaded.
@@ -68,11 +68,11 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
 async def _fork_by_state(
     origin: Session, kernel: Kernel, starter: KernelStarter, folders: SessionFolders, refusal: CopyRefused
 ) -> tuple[Kernel, list[str]]:
-    """Start a new kernel with the saved variables of one whose memory cannot be copied; also return what it lacks."""
+    """Start a new kernel with the saved variables of one that cannot be forked; also return what it lacks."""
     starter.gpus.inherit(folders.session_id, origin.id)
     forked = await starter.start(origin.environment, folders)
     try:
-        losses = await copy_state(kernel, origin.folders, forked, folders, limit_mb=origin.settings.disk_mb or 0)
+        losses = await transfer_state(kernel, origin.folders, forked, folders, limit_mb=origin.settings.disk_mb or 0)
     except BaseException:
         await forked.aclose()
         raise

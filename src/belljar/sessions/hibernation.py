@@ -25,24 +25,24 @@ LOAD_S = 60.0
 GRACE_S = 5.0
 MEBIBYTE = 1024 * 1024
 UNLIMITED_MB = 1024 * 1024
-_MOST_NAMED = 40
+_MAX_NAMED = 40
 
 
 async def save(
-    kernel: Kernel, folders: SessionFolders, *, limit_bytes: int, kept: Path | None = None
+    kernel: Kernel, folders: SessionFolders, *, limit_bytes: int, target: Path | None = None
 ) -> StateReport | None:
     """Have a kernel write its variables to a file, and move that away; return None when it cannot or did not.
 
-    The file goes to `kept`, where it is given, instead of where a session that wakes looks for it.
+    The file goes to `target`, where it is given, instead of where a session that wakes looks for it.
     """
     if not isinstance(kernel, StatefulKernel) or not kernel.is_alive():
         return None
     saving = kernel.save_state(f"{kernel.scratch}/{NAME}", limit_bytes=limit_bytes, limit_s=SAVE_S)
-    report = await _bounded(kernel, saving, SAVE_S + GRACE_S)
-    return report if report is not None and _move_out(folders.scratch / NAME, kept or folders.state) else None
+    report = await _run_bounded(kernel, saving, SAVE_S + GRACE_S)
+    return report if report is not None and _move_out(folders.scratch / NAME, target or folders.state) else None
 
 
-async def _bounded(
+async def _run_bounded(
     kernel: StatefulKernel, work: Coroutine[Any, Any, StateReport], patience_s: float
 ) -> StateReport | None:
     """Wait for work of the kernel, and interrupt it after `patience_s`; return None if it ignored that or died.
@@ -62,12 +62,12 @@ async def _bounded(
         task.cancel()
 
 
-def _move_out(written: Path, kept: Path) -> bool:
+def _move_out(written: Path, target: Path) -> bool:
     """Move the file to where no cell can reach it; return False if it is not a regular file, and leave it alone."""
     try:
         if not stat.S_ISREG(os.lstat(written).st_mode):
             return False
-        written.replace(kept)
+        written.replace(target)
     except OSError:
         return False
     return True
@@ -96,7 +96,7 @@ class SavedStateLoader:
         if isinstance(kernel, StatefulKernel) and folders.state.exists():
             folders.state.replace(folders.scratch / NAME)
             loading = kernel.load_state(f"{kernel.scratch}/{NAME}")
-            report = await _bounded(kernel, loading, LOAD_S) or StateReport()
+            report = await _run_bounded(kernel, loading, LOAD_S) or StateReport()
             (folders.scratch / NAME).unlink(missing_ok=True)
         fact = f"The session was asleep on disk ({entry.end}) and is awake again"
         missing = [name for name in entry.variables if name not in report.kept]
@@ -109,24 +109,24 @@ class SavedStateLoader:
             *reasons,
             *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons)),
         ]
-        more = " …" if len(not_kept) > _MOST_NAMED else ""
+        more = " …" if len(not_kept) > _MAX_NAMED else ""
         counted = f"{len(report.kept)} of {len(entry.variables)} variables are back"
         return StateLossNotice(
-            tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(not_kept[:_MOST_NAMED])}{more}"
+            tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(not_kept[:_MAX_NAMED])}{more}"
         )
 
 
-async def copy_state(
+async def transfer_state(
     kernel: Kernel, folders: SessionFolders, to: Kernel, to_folders: SessionFolders, *, limit_mb: int
 ) -> list[StateLoss] | None:
     """Load the variables of one kernel into another; return what could not be, or None if nothing was saved."""
     if not isinstance(to, StatefulKernel):
         return None
     limit_bytes = (limit_mb or UNLIMITED_MB) * MEBIBYTE
-    saved = await save(kernel, folders, limit_bytes=limit_bytes, kept=to_folders.scratch / NAME)
+    saved = await save(kernel, folders, limit_bytes=limit_bytes, target=to_folders.scratch / NAME)
     if saved is None:
         return None
-    loaded = await _bounded(to, to.load_state(f"{to.scratch}/{NAME}"), LOAD_S)
+    loaded = await _run_bounded(to, to.load_state(f"{to.scratch}/{NAME}"), LOAD_S)
     (to_folders.scratch / NAME).unlink(missing_ok=True)
     if loaded is None:
         return None

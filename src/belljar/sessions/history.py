@@ -25,9 +25,9 @@ from belljar.privacy.signatures import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
-MOST_KEY_CHARS = 200
+MAX_KEY_CHARS = 200
 # The most characters in one answer: 100 million took 2 GB of memory to send, and blocked all other clients for 12 s.
-MOST_CHARS = 8_000_000
+MAX_CHARS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class ExecutionHistory:
 
     def submitted(self, key: str, code: str, principal: str) -> str | None:
         """Return the id of the caller's execution of this code that was submitted under this key before, if any."""
-        if not key.isprintable() or len(key) > MOST_KEY_CHARS:
+        if not key.isprintable() or len(key) > MAX_KEY_CHARS:
             raise InvalidArgument(
                 f"idempotency_key has {len(key)} characters or unprintable ones",
-                hint=f"Pass at most {MOST_KEY_CHARS} printable characters, such as a UUID",
+                hint=f"Pass at most {MAX_KEY_CHARS} printable characters, such as a UUID",
             )
         known = self._journal.find_key(principal, key) if key else None
         if known and (record := self._journal.find(known)) is not None and record.code != without_signatures(code):
@@ -141,11 +141,11 @@ class ExecutionHistory:
 
     async def whole_output(self, execution_id: str, principal: str, offset: int, limit: int) -> str:
         """Return the text of the caller's execution, or a part of it; what is cut off ends with the URI of the rest."""
-        is_bounded = 0 < limit <= MOST_CHARS
-        page = await self.output_page(execution_id, principal, offset, limit if is_bounded else MOST_CHARS)
+        is_bounded = 0 < limit <= MAX_CHARS
+        page = await self.output_page(execution_id, principal, offset, limit if is_bounded else MAX_CHARS)
         if is_bounded or page.is_last:
             return page.text
-        rest = f"{output_uri(execution_id)}?offset={offset + MOST_CHARS}"
+        rest = f"{output_uri(execution_id)}?offset={offset + MAX_CHARS}"
         return f"{page.text}\n[belljar: this is not the end: {rest} goes on]\n"
 
     async def output_page(self, execution_id: str, principal: str, offset: int, limit: int) -> PrintedPage:
@@ -212,10 +212,10 @@ def _read_streams(
 
 # Shared by all cells: 60 million characters took 1 GB of memory to send, and blocked all other clients for 10 s.
 TEXT_CHARS = 8_000_000
-MOST_CELL_CHARS = 1_000_000
+MAX_CELL_CHARS = 1_000_000
 LEAST_CELL_CHARS = 200
 # The limit on code and displays, which are there whole or not at all.
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 
 
 def read_notebook(data_directory: Path, session_id: str, read_display: Callable[[str], bytes | None]) -> str:
@@ -233,16 +233,16 @@ def bounded_notebook(data_directory: Path, session_id: str, read_display: Callab
     with open_archive(data_directory) as archive:
         count = max(1, archive.count(session_id))
         cells = map(budget.cell, archive.cells(session_id, is_live=lambda: True))
-        limit = max(LEAST_CELL_CHARS, min(MOST_CELL_CHARS, TEXT_CHARS // count))
+        limit = max(LEAST_CELL_CHARS, min(MAX_CELL_CHARS, TEXT_CHARS // count))
         return notebook_of(session_id, cells, budget.reader(read_display), limit_chars=limit)
 
 
 class _NotebookBudget:
-    """The rest of `MOST_BYTES` for one notebook."""
+    """The rest of `MAX_BYTES` for one notebook."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
-        self._left = MOST_BYTES
+        self._left = MAX_BYTES
 
     def cell(self, ran: NotebookCell) -> NotebookCell:
         self._take(len(ran.code))
@@ -266,6 +266,6 @@ class _NotebookBudget:
         self._left -= size
         if self._left < 0:
             raise TooLarge(
-                f"the code and displays of session {self._session_id} are over {MOST_BYTES:,} bytes",
+                f"the code and displays of session {self._session_id} are over {MAX_BYTES:,} bytes",
                 hint="On the server's machine, belljar export writes all of them to a file",
             )

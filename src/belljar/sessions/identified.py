@@ -13,12 +13,12 @@ from weakref import WeakValueDictionary
 
 from belljar.errors import Busy, InvalidArgument, SessionNotFound
 from belljar.files.workspace import Workspace
-from belljar.journal.identifiers import UNUSED, IdentifierRecord, IdentifierRecords
+from belljar.journal.identifiers import UNUSED, IdentifierRecords
 from belljar.journal.session_records import SessionRecord
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
-LEAST_CHARS, MOST_CHARS = 4, 128
+LEAST_CHARS, MAX_CHARS = 4, 128
 UNUSED_S = 24 * 60 * 60.0
 """How long an identifier is remembered under which nothing has run."""
 _IDENTIFIER = re.compile(r"""[A-Za-z0-9_|}{\[\]:";'<>?/.,@#$%^&*()\-+=!~`]{4,128}""")
@@ -26,9 +26,9 @@ _IDENTIFIER = re.compile(r"""[A-Za-z0-9_|}{\[\]:";'<>?/.,@#$%^&*()\-+=!~`]{4,128
 
 def check_identifier(identifier: str) -> str:
     """Return an identifier, or refuse one that Azure would refuse. The error does not quote it."""
-    if not LEAST_CHARS <= len(identifier) <= MOST_CHARS:
+    if not LEAST_CHARS <= len(identifier) <= MAX_CHARS:
         raise InvalidArgument(
-            f"the identifier has {len(identifier)} characters", hint=f"Pass {LEAST_CHARS} to {MOST_CHARS}, like a UUID"
+            f"the identifier has {len(identifier)} characters", hint=f"Pass {LEAST_CHARS} to {MAX_CHARS}, like a UUID"
         )
     if not _IDENTIFIER.fullmatch(identifier):
         raise InvalidArgument(
@@ -43,19 +43,19 @@ class IdentifiedSessions:
 
     def __init__(self, sessions: Registry) -> None:
         self._sessions = sessions
-        self._identifiers = IdentifierRecords(sessions.journal)
+        self.records = IdentifierRecords(sessions.journal)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def launch(self, principal: str) -> str:
         """Return a new identifier, whose session is made by the first call that needs it."""
         identifier = str(uuid4())
         day_ago = time.time() - UNUSED_S
-        self._identifiers.reserve(principal, identifier, forgotten_before=day_ago)
+        self.records.reserve(principal, identifier, forgotten_before=day_ago)
         return identifier
 
     async def reach_launched(self, identifier: str, principal: str) -> Session:
         """Return the session of an identifier that is known, and refuse one whose session is over or never was."""
-        known = self._identifiers.find(principal, check_identifier(identifier))
+        known = self.records.find(principal, check_identifier(identifier))
         entry = self._sessions.records.find(known) if known else None
         if known is None or (known != UNUSED and (entry is None or entry.state not in ("live", "asleep"))):
             raise SessionNotFound("it was never launched, or its session is over")
@@ -66,7 +66,7 @@ class IdentifiedSessions:
         check_identifier(identifier)
         lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
         async with lock:
-            known = self._identifiers.find(principal, identifier)
+            known = self.records.find(principal, identifier)
             if known is None or known == UNUSED:
                 return await self._allocate(identifier, principal, known, "")
             try:
@@ -81,7 +81,7 @@ class IdentifiedSessions:
     async def folder(self, identifier: str, principal: str) -> Workspace:
         """Return the folder of an identifier's session, for reading: a session that sleeps is not woken for it."""
         check_identifier(identifier)
-        known = self._identifiers.find(principal, identifier)
+        known = self.records.find(principal, identifier)
         if known is not None:
             entry = self._sessions.records.find(known)
             if entry is not None and entry.state == "asleep" and entry.principal == principal:
@@ -91,7 +91,7 @@ class IdentifiedSessions:
 
     def known(self, identifier: str, principal: str) -> SessionRecord:
         """Return the record of an identifier's session, which lives or sleeps; `SessionNotFound` if there is none."""
-        session_id = self._identifiers.find(principal, check_identifier(identifier))
+        session_id = self.records.find(principal, check_identifier(identifier))
         entry = self._sessions.records.find(session_id) if session_id else None
         if entry is None or entry.principal != principal or entry.state not in ("live", "asleep"):
             raise SessionNotFound(
@@ -104,7 +104,7 @@ class IdentifiedSessions:
         check_identifier(identifier)
         lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
         async with lock:
-            known = self._identifiers.find(principal, identifier)
+            known = self.records.find(principal, identifier)
             if known is None:
                 return
             try:
@@ -113,17 +113,13 @@ class IdentifiedSessions:
                 entry = self._sessions.records.find(known)
                 if entry is not None and entry.state == "live":
                     raise _elsewhere() from None
-            self._identifiers.forget(principal, identifier)
-
-    def of(self, principal: str, *, skip: int, count: int) -> list[IdentifierRecord]:
-        """Return a page of a principal's identifiers whose sessions live or sleep."""
-        return self._identifiers.of(principal, after=skip, count=count)
+            self.records.forget(principal, identifier)
 
     async def _allocate(self, identifier: str, principal: str, known: str | None, end: str) -> Session:
         await self._sessions.make_room(principal)
         session = self._sessions.create(principal)
         try:
-            bound = self._identifiers.bind(principal, identifier, session.id, known=known)
+            bound = self.records.bind(principal, identifier, session.id, known=known)
         except BaseException:
             await self._sessions.clear(session.id, principal)
             raise

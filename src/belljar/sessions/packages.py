@@ -66,7 +66,7 @@ async def _proof(session: Session, modules: list[str], watched: list[str]) -> Im
         return None
     async with session.turn:
         try:
-            kernel = await session.session_kernel.ready()
+            kernel = await session.session_kernel.ensure_started()
         except BelljarError:
             return None
         if not isinstance(kernel, ImportProvingKernel):

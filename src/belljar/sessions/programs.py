@@ -136,15 +136,15 @@ class ProgramRunner:
         warnings = await check_policy(self._plugins, self._guard, cell, _ask_nobody)
         warnings += await self._plugins.tell("before_execution", cell=cell)
         end = await self._run(environment, name, code)
-        return await self._screened(replace(end, notices=tuple(warnings)))
+        return await self._screen(replace(end, notices=tuple(warnings)))
 
-    async def _screened(self, end: ProgramEnd) -> ProgramEnd:
+    async def _screen(self, end: ProgramEnd) -> ProgramEnd:
         """Return the end of a program with only the output that callers may see."""
         redaction = [RedactionScreen(self._redactor)] if self._redactor.redacts_outputs else []
         facts = SessionFacts(self._name, self._principal)
         screens = Screens([*redaction, *self._guard.screens(), *plugin_screens(self._plugins, facts)])
-        passed = [*await screens.passed(Stream("stdout", end.stdout)), *screens.flush()]
-        passed += [*await screens.passed(Stream("stderr", end.stderr)), *screens.flush()]
+        passed = [*await screens.apply(Stream("stdout", end.stdout)), *screens.flush()]
+        passed += [*await screens.apply(Stream("stderr", end.stderr)), *screens.flush()]
         said = {
             name: "".join(event.text for event in passed if isinstance(event, Stream) and event.name == name)
             for name in ("stdout", "stderr")
@@ -161,9 +161,9 @@ class ProgramRunner:
             await quota.check_room(0)
             with TemporaryDirectory(prefix=CODE_PREFIX, dir=self._root) as code_folder:
                 arguments = program_arguments(code, name, Path(code_folder))
-                return await self._watched(environment, folders, arguments, Path(code_folder), quota)
+                return await self._run_watched(environment, folders, arguments, Path(code_folder), quota)
 
-    async def _watched(
+    async def _run_watched(
         self,
         environment: Environment,
         folders: ProgramFolders,

@@ -46,7 +46,7 @@ from belljar.skills.session_view import SessionSkills
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
-MOST_ASLEEP = 256
+MAX_ASLEEP = 256
 """How many sessions of one owner may be on disk before no more are hibernated to make room: each may take `disk_mb`."""
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Registry:
         self._library = library
         self._handover = handover
         self.settings = settings
-        self._guardrails = guardrails
+        self.guardrails = guardrails
         self._redactors = redactors
         self._owner_folders = open_owner_folders(settings)
         self.journal = journal
@@ -158,9 +158,9 @@ class Registry:
         `at` is the id of that execution, or its number counted back from the last one, which is 1.
         """
         origin = await self.reach(session_id, principal)
-        origin.check_copies("forked")
+        origin.check_forkable("forked")
         origin.queue.check_idle()
-        before = origin.execution_meant(at) if isinstance(at, int) or at.isdecimal() else at
+        before = origin.timeline.target(at) if isinstance(at, int) or at.isdecimal() else at
         await self.make_room(principal, spared=origin)
         self._check_room(principal)
         async with origin.turn:
@@ -208,7 +208,7 @@ class Registry:
             return  # an idle session would be lost
         while (giver := self._giver(principal)) is not None:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
-            if not idle or (giver == principal and self.records.has_asleep(principal, MOST_ASLEEP)):
+            if not idle or (giver == principal and self.records.has_asleep(principal, MAX_ASLEEP)):
                 return
             session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
@@ -251,7 +251,7 @@ class Registry:
         token_log: TokenLog | None = None,
     ) -> Session:
         folders = replace(folders, principal=principal)
-        tools = self._starter.broker(folders.session_id)
+        tools = self._starter.toolbox.broker(folders.session_id) if self._starter.toolbox is not None else None
         redactor = redactor or self._redactors.new_redactor(folders.tokens)
         if self._handover.is_on and self._redactors.are_in_use:
             redactor.log_to(token_log or TokenLog())
@@ -266,7 +266,7 @@ class Registry:
             admission=self.admission,
             start_kernel=partial(self._starter.start, environment),
             follow_environment=partial(self._starter.environments.following, environment),
-            guard=self._guardrails.guard(folders.session_id, principal, folders.root),
+            guard=self.guardrails.guard(folders.session_id, principal, folders.root),
             plugins=self.plugins,
             redactor=redactor,
             handover=self._handover,
@@ -293,11 +293,7 @@ class Registry:
 
     def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
         """Return a guard and a redactor for code that runs outside a session, under the same policy."""
-        return self._guardrails.guard(name, principal, folder), self._redactors.new_redactor()
-
-    def trial_guard(self) -> Guard:
-        """Return a guard to learn what the policy would decide; it counts and logs nothing."""
-        return self._guardrails.trial()
+        return self.guardrails.guard(name, principal, folder), self._redactors.new_redactor()
 
     # Finding sessions
 
@@ -405,8 +401,8 @@ class Registry:
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
-        await self.closer.settled()
-        await self._handover.settled()
+        await self.closer.wait_until_settled()
+        await self._handover.wait_until_settled()
         await asyncio.gather(*(self.closer.detach(session, "ended with its server") for session in self.all()))
 
 

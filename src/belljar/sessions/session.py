@@ -42,7 +42,8 @@ from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.changes import ChangeKind, ChangeLog
-from belljar.sessions.checkpoints import Checkpoints, KeptCheckpoints, Timeline
+from belljar.sessions.checkpoint_deposits import CheckpointDeposits
+from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, Timeline
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
@@ -132,7 +133,7 @@ class Session:
         """The people who share it; it counts as used while there are any."""
         self.comms = SessionComms(self)
         """The messages between its widgets and the front ends that show them."""
-        self._timeline = Timeline(self.id, journal)
+        self.timeline = Timeline(self.id, journal)
         self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
@@ -158,7 +159,7 @@ class Session:
         snapshots = Snapshots(
             folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives_server
         )
-        watcher = KeptCheckpoints(self.id, handover)
+        watcher = CheckpointDeposits(self.id, handover) if handover.is_on else CheckpointWatcher()
         return SessionKernel(
             folders,
             start_kernel=start_kernel,
@@ -195,7 +196,7 @@ class Session:
     async def start(self) -> Kernel:
         """Start the kernel now, if there is none, instead of with the first cell."""
         async with self.turn:
-            return await self.session_kernel.ready()
+            return await self.session_kernel.ensure_started()
 
     async def interrupt(self) -> list[Execution]:
         """Stop all executions that run or wait, and wait until they have ended; return them."""
@@ -209,7 +210,7 @@ class Session:
         self._notify_watchers(execution)
         self._idle_since = time.monotonic()
         is_scheduled = self._checkpointing is not None and not self._checkpointing.done()
-        if not self.is_busy and self.session_kernel.checkpoints.are_kept and not self._is_closed and not is_scheduled:
+        if not self.is_busy and self.session_kernel.checkpoints.are_on and not self._is_closed and not is_scheduled:
             # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
             self._checkpointing = self.queue.run_aside(self._checkpoint_when_idle())
 
@@ -233,7 +234,7 @@ class Session:
 
     def on_turn(self, execution_id: str, number: int) -> str:
         """See `ExecutionContext`."""
-        self._timeline.add(execution_id)
+        self.timeline.add(execution_id)
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
@@ -299,12 +300,12 @@ class Session:
 
     async def rewind(self, to: str | int) -> Rewinding:
         """Rewind to before an execution, given by its id or as the number of executions to undo."""
-        self.check_copies("rewound")
+        self.check_forkable("rewound")
         self.queue.check_idle()
         # In a task of its own, because a caller that stops waiting must not leave it half done, with the files of one
         # state and the variables of another. The target is resolved now, while nothing runs, because there may be
         # further executions by the time it gets the turn.
-        rewinding = self.queue.run_aside(self._rewind(self._timeline.target(to)))
+        rewinding = self.queue.run_aside(self._rewind(self.timeline.target(to)))
         try:
             return await asyncio.shield(rewinding)
         except asyncio.CancelledError:
@@ -313,17 +314,13 @@ class Session:
                 raise KernelDied(f"session {self.id} ended while it was rewound") from None
             raise
 
-    def execution_meant(self, by: str | int) -> str:
-        """Return the id of the execution that a caller means by its id, or by counting back from the last one."""
-        return self._timeline.target(by)
-
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
             lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
             return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
 
-    def check_copies(self, done: str) -> None:
-        """Refuse what needs a copy of the kernel's memory where none can be made."""
+    def check_forkable(self, done: str) -> None:
+        """Refuse what needs a fork of the kernel where none can be made."""
         if self.environment == AZURE:
             raise CopyRefused(
                 f"session {self.id} cannot be {done}: it lives in an Azure pool, which cannot copy or keep its memory",
@@ -334,7 +331,7 @@ class Session:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
-        undone = self._timeline.take_back(since)
+        undone = self.timeline.take_back(since)
         for execution_id in undone:
             self._publish("execution", "undone", execution_id)
         return undone
@@ -365,8 +362,8 @@ class Session:
         """Restore a session of an earlier server from its record; `loss` says why its checkpoints are lost."""
         self.lease.restore(entry.created_at)
         self.count = entry.executions
-        self._timeline.restore()
-        self.session_kernel.checkpoints.lose(self._timeline.ids, loss)
+        self.timeline.restore()
+        self.session_kernel.checkpoints.lose(self.timeline.ids, loss)
         self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:
@@ -498,8 +495,8 @@ class Lease:
 
 # The authors of cells in a shared session
 
-MOST_REMEMBERED = 1_000
-MOST_DEEDS = 10
+MAX_REMEMBERED = 1_000
+MAX_DEEDS = 10
 
 
 class Authors:
@@ -516,7 +513,7 @@ class Authors:
     def note(self, deed: str) -> None:
         """Note what a person did to the session, as a clause that tells it to the owner's next cell."""
         self._deeds.append(deed)
-        del self._deeds[:-MOST_DEEDS]
+        del self._deeds[:-MAX_DEEDS]
 
     def use(self, author: str) -> None:
         """Note that someone other than the owner used a widget; an empty author is the owner."""
@@ -527,7 +524,7 @@ class Authors:
         """Note that a cell begins, the owner's if `author` is empty; return a notice for its output, if any."""
         if author:
             self._names.append(author)
-            del self._names[:-MOST_REMEMBERED]
+            del self._names[:-MAX_REMEMBERED]
             return f"run by {author}, who shares this session"
         names, self._names, users, self._users = self._names, [], self._users, {}
         cells = "a cell" if len(names) == 1 else f"{len(names)} cells"

@@ -1,4 +1,4 @@
-"""A session's kernel: started when needed, replaced when it dies, copied for checkpoints, rewound, handed over.
+"""A session's kernel: started when needed, replaced when it dies, forked for checkpoints, rewound, handed over.
 
 Callers have the session's turn. Knows nothing of executions but their ids.
 """
@@ -11,14 +11,15 @@ from pathlib import Path
 
 from belljar import measures
 from belljar.errors import BelljarError, KernelStartFailed
-from belljar.executions.outcome import KernelLoss, StateLossNotice, killed
+from belljar.executions.outcome import KernelLoss, StateLossNotice, killed_text
 from belljar.executions.working_folder import DiskQuota
 from belljar.kernels.base import Kernel, StatefulKernel, is_forkable, is_remote
 from belljar.outputs.events import Finished
 from belljar.provisioning.folders import KernelFolders
-from belljar.provisioning.handover import Handover, RestoredCopy, ResumableKernel
+from belljar.provisioning.handover import Handover, RestoredCheckpoint, ResumableKernel
 from belljar.sandboxes.base import Incident
-from belljar.sessions.checkpoints import Checkpoint, Checkpoints, FreshCheckpoint, states_of
+from belljar.sessions.checkpoint_deposits import restored_checkpoints
+from belljar.sessions.checkpoints import Checkpoint, Checkpoints, FreshCheckpoint
 from belljar.sessions.hibernation import SavedStateLoader
 from belljar.toolbox.base import CallRecord
 
@@ -65,7 +66,7 @@ class SessionKernel:
 
     # The kernel
 
-    async def ready(self) -> Kernel:
+    async def ensure_started(self) -> Kernel:
         """Return the kernel; start one if there is none or it has died."""
         if self.kernel is not None and not self.kernel.is_alive():
             await self.on_death(self._idle_death(self.kernel))
@@ -98,7 +99,7 @@ class SessionKernel:
     def _idle_death(self, kernel: Kernel) -> str:
         fact = "the kernel's process ended while no cell ran"
         incident = next((incident for incident in kernel.incidents() if incident.kind == "out_of_memory"), None)
-        cause = self.ended_by or (killed(incident) if incident else "")
+        cause = self.ended_by or (killed_text(incident) if incident else "")
         self.last_cause = cause or fact
         return f"{fact} ({cause})" if cause else fact
 
@@ -193,7 +194,7 @@ class SessionKernel:
     async def kill_idle(self, incident: Incident) -> None:
         """Kill the kernel between two cells, because of what a cell left running."""
         if self.kernel is not None:
-            self.ended_by = killed(incident)
+            self.ended_by = killed_text(incident)
             await self.kernel.kill()
 
     # Checkpoints
@@ -205,17 +206,19 @@ class SessionKernel:
             fresh = self._make_fresh_checkpoint() if is_fresh else None
             await self.checkpoints.take(self.kernel, self.variables, fresh, is_idle=is_idle)
             if is_idle:
-                await self.checkpoints.weigh(self.kernel)
+                await self.checkpoints.limit_memory(self.kernel)
         elif self.kernel is not None:
             self.checkpoints.refusal = f"sessions of {self.kernel.name} cannot be copied"
 
     def _make_fresh_checkpoint(self) -> FreshCheckpoint:
         return FreshCheckpoint(partial(self._start_kernel, self._folders))
 
-    async def inherit(self, copies: Sequence[RestoredCopy], store: Path) -> None:
+    async def inherit(self, checkpoints: Sequence[RestoredCheckpoint], store: Path) -> None:
         """Continue with the checkpoints that an earlier server deposited; their files are in its `store`."""
         if is_forkable(self.kernel):
-            await self.checkpoints.inherit(states_of(copies, self.kernel, self._make_fresh_checkpoint), store)
+            await self.checkpoints.inherit(
+                restored_checkpoints(checkpoints, self.kernel, self._make_fresh_checkpoint), store
+            )
 
     async def rewind(self, checkpoint: Checkpoint) -> list[str]:
         """Continue from a checkpoint, with its variables and files; return what could not be restored.
@@ -249,7 +252,7 @@ class SessionKernel:
         self.variables = checkpoint.variables
         self._loss = None
         measures.rewinds.add()
-        return [*lost, *checkpoint.copy.lost]
+        return [*lost, *checkpoint.process.lost]
 
     async def _restore(self, checkpoint: Checkpoint) -> Kernel:
         if not checkpoint.is_fresh:

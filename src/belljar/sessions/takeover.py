@@ -70,7 +70,7 @@ class Takeover:
         store = await asyncio.to_thread(_set_aside, folders.snapshots)
         token_log = TokenLog(restored.extra_descriptor) if restored.extra_descriptor >= 0 else None
         session = registry.take_over(entry, folders, restored.kernel, token_log)
-        await session.session_kernel.inherit(restored.copies, store)
+        await session.session_kernel.inherit(restored.checkpoints, store)
         _resume_executions(session, restored)
 
 

@@ -16,7 +16,7 @@ from belljar.outputs.events import DisplayData
 from belljar.privacy.detectors import LONGEST_CHARS
 from belljar.sessions.session import Session
 
-TURN_PATIENCE_S: Final = 0.5
+TURN_TIMEOUT_S: Final = 0.5
 """A checkpoint that is taken between two cells is over by then."""
 SHOWN_CHARS: Final = 200
 _TEXTS: Final = "application/json"
@@ -31,11 +31,11 @@ async def look_at_variables(session: Session, offset: int, limit: int) -> Variab
     async with _between_cells(session) as kernel:
         if isinstance(kernel, str):
             return kernel
-        found = await _answered(session, kernel.variables(offset, limit, _asked_chars(session)))
+        found = await _ask_kernel(session, kernel.variables(offset, limit, _asked_chars(session)))
     if found is None:
         return "busy"
     texts = [text for item in found.items for text in (item.name, item.type, item.value or "")]
-    screened = await _screened(session, texts)
+    screened = await _screen(session, texts)
     if screened is None:
         return "withheld"
     for place, item in enumerate(found.items):
@@ -51,12 +51,12 @@ async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePag
     async with _between_cells(session) as kernel:
         if isinstance(kernel, str):
             return kernel
-        page = await _answered(session, kernel.rows(name, replace(part, chars=_asked_chars(session))))
+        page = await _ask_kernel(session, kernel.rows(name, replace(part, chars=_asked_chars(session))))
     if page is None:
         return "busy"
     names = [column.name for column in page.columns]
     cells = [text for row in page.rows for text in row if text is not None]
-    screened = await _screened(session, [page.kind, page.reason, *names, *page.labels, *cells])
+    screened = await _screen(session, [page.kind, page.reason, *names, *page.labels, *cells])
     if screened is None:
         return "withheld"
     page.kind, page.reason, *rest = screened
@@ -76,7 +76,7 @@ async def _between_cells(session: Session) -> AsyncGenerator[VariableKernel | No
         yield "busy"
         return
     try:
-        async with asyncio.timeout(TURN_PATIENCE_S):
+        async with asyncio.timeout(TURN_TIMEOUT_S):
             await session.turn.acquire()
     except TimeoutError:
         yield "busy"
@@ -91,7 +91,7 @@ async def _between_cells(session: Session) -> AsyncGenerator[VariableKernel | No
         session.turn.release()
 
 
-async def _answered(session: Session, asked: Awaitable[_Answer | None]) -> _Answer | None:
+async def _ask_kernel(session: Session, asked: Awaitable[_Answer | None]) -> _Answer | None:
     """Return the kernel's answer; None when it has died meanwhile. The next cell reports that, and why."""
     try:
         return await asked
@@ -105,12 +105,12 @@ def _asked_chars(session: Session) -> int:
     return SHOWN_CHARS if session.screens().is_empty else SHOWN_CHARS + LONGEST_CHARS
 
 
-async def _screened(session: Session, texts: Sequence[str]) -> list[str] | None:
+async def _screen(session: Session, texts: Sequence[str]) -> list[str] | None:
     """Return texts as the session's screens let them pass, in the same order; None if they are withheld."""
     screens = session.screens()
     if screens.is_empty:
         return [*texts]
-    passed = [*await screens.passed(DisplayData({_TEXTS: [*texts]})), *screens.flush()]
+    passed = [*await screens.apply(DisplayData({_TEXTS: [*texts]})), *screens.flush()]
     shown = next((event.data.get(_TEXTS) for event in passed if isinstance(event, DisplayData)), None)
     if not isinstance(shown, list) or len(shown) != len(texts) or not all(isinstance(text, str) for text in shown):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
-from belljar.settings import sources, tightening, words
+from belljar.settings import sources, tightening_rules, words
 from belljar.settings.env_file import apply_env_file
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
@@ -138,7 +138,7 @@ def default(name: str) -> str:
 
 def untrusted(name: str) -> str:
     """Return, in words, what the working directory's file may do to a setting before it is trusted."""
-    return (tightening.rule_of(Settings.model_fields[name]) or tightening.NEVER).words
+    return (tightening_rules.rule_of(Settings.model_fields[name]) or tightening_rules.NEVER).words
 
 
 def unknown_variables() -> list[str]:

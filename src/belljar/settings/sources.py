@@ -1,7 +1,7 @@
 """Reads the values of settings from files and variables.
 
 From lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or `BELLJAR_CONFIG`), `BELLJAR_*`
-variables, flags. The working directory's file may only tighten (`tightening.py`), unless the user trusts it
+variables, flags. The working directory's file may only tighten (`tightening_rules.py`), unless the user trusts it
 (`trust.py`). This module knows the names and types of a table of settings, not what they are for.
 """
 
@@ -21,7 +21,7 @@ from belljar.errors import SettingsError
 from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
-from belljar.settings.tightening import narrowed
+from belljar.settings.tightening_rules import narrowed
 from belljar.settings.trust import is_trusted, user_folder
 from belljar.settings.words import Table, kind, may_be_none, takes_text, unknown, unusable
 

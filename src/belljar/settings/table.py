@@ -1,6 +1,6 @@
 """The table of all settings, which the code, `belljar config` and the reference page read.
 
-Each setting says what the `belljar.toml` of an untrusted working directory may do to it; see `tightening.py`. This
+Each setting says what the `belljar.toml` of an untrusted working directory may do to it (`tightening_rules.py`). This
 module does not know where values come from or how settings are used.
 """
 
@@ -38,7 +38,7 @@ from belljar.settings.kinds import (
 )
 from belljar.settings.sandboxes import OWN, checked_sandbox
 from belljar.settings.sources import PREFIX, layers
-from belljar.settings.tightening import FEWER, HIGHER, LOWER, MORE, NEVER, OFF, ON, towards
+from belljar.settings.tightening_rules import FEWER, HIGHER, LOWER, MORE, NEVER, OFF, ON, towards
 
 MEBIBYTE = 1024 * 1024
 

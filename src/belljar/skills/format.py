@@ -20,8 +20,8 @@ from belljar.skills.front_matter import BadFrontMatter, FrontMatter, parse
 
 MAIN: Final = "SKILL.md"
 SCRIPTS: Final = "scripts"
-MOST_FILES: Final = 512
-MOST_BYTES: Final = 16 * 1024 * 1024
+MAX_FILES: Final = 512
+MAX_BYTES: Final = 16 * 1024 * 1024
 NAME_CHARS: Final = 64
 DESCRIPTION_CHARS: Final = 1024
 COMPATIBILITY_CHARS: Final = 500
@@ -29,7 +29,7 @@ SERVERS_FIELD: Final = "belljar-servers"
 """The field of `metadata` with the MCP servers that a skill's code imports."""
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILE_NAME: Final = re.compile(r"[^\x00-\x1f\x7f/\\]{1,255}")
-_MOST_DEPTH: Final = 12
+_MAX_DEPTH: Final = 12
 _SERVER_IMPORT: Final = re.compile(r"^\s*(?:from\s+servers\.|import\s+servers\.)(\w{1,64})", re.MULTILINE)
 _SERVERS_IMPORT: Final = re.compile(r"^\s*from\s+servers\s+import\s+([\w, \t]{1,500})", re.MULTILINE)
 _AMBIGUOUS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -125,7 +125,7 @@ def check_path(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         is_plain = False
-    if not is_plain or len(parts) > _MOST_DEPTH or path != str(PurePosixPath(path)):
+    if not is_plain or len(parts) > _MAX_DEPTH or path != str(PurePosixPath(path)):
         raise BadSkill(
             f"{path[:80]!r} is no path of a file in a skill",
             hint="Use paths below the skill folder, like scripts/report.py",
@@ -135,10 +135,10 @@ def check_path(path: str) -> None:
 def check_sizes(manifest: Iterable[tuple[str, int]]) -> str:
     """Return which limit of the format a skill's files break; empty if none."""
     sizes = dict(manifest)
-    if len(sizes) > MOST_FILES:
-        return f"it has {len(sizes):,} files, the most is {MOST_FILES}"
+    if len(sizes) > MAX_FILES:
+        return f"it has {len(sizes):,} files, the most is {MAX_FILES}"
     total = sum(sizes.values())
-    return f"its files have {total:,} bytes, the most is {MOST_BYTES:,}" if total > MOST_BYTES else ""
+    return f"its files have {total:,} bytes, the most is {MAX_BYTES:,}" if total > MAX_BYTES else ""
 
 
 def findings(matter: FrontMatter, folder: str) -> Findings:
@@ -231,8 +231,8 @@ def walk(folder: Path) -> list[tuple[str, os.stat_result]]:
             check_path(shown)
             found.append((shown, status))
             size += status.st_size
-            if len(found) > MOST_FILES or size > MOST_BYTES:
-                most = f"{MOST_FILES} files and {MOST_BYTES:,} bytes"
+            if len(found) > MAX_FILES or size > MAX_BYTES:
+                most = f"{MAX_FILES} files and {MAX_BYTES:,} bytes"
                 raise BadSkill(f"it is larger than {most}, the most that the format allows")
     return sorted(found)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-MOST_BYTES: Final = 65_536
-MOST_DEPTH: Final = 16
-MOST_NODES: Final = 2_000
+MAX_BYTES: Final = 65_536
+MAX_DEPTH: Final = 16
+MAX_NODES: Final = 2_000
 _FENCE: Final = "---"
 _DIGITS: Final = 300
 """More digits than any number that JSON readers agree on."""
@@ -55,8 +55,8 @@ def parse(text: str) -> FrontMatter:
     if end is None:
         raise BadFrontMatter("the front matter has no closing ---")
     matter = "".join(lines[1:end])
-    if len(matter.encode(errors="replace")) > MOST_BYTES:
-        raise BadFrontMatter(f"the front matter is over {MOST_BYTES:,} bytes")
+    if len(matter.encode(errors="replace")) > MAX_BYTES:
+        raise BadFrontMatter(f"the front matter is over {MAX_BYTES:,} bytes")
     fields, places = _parsed(matter)
     return FrontMatter(fields, places, "".join(lines[end + 1 :]))
 
@@ -90,10 +90,10 @@ def _check_events(yaml: Any, matter: str) -> None:
         if tag := getattr(event, "tag", None):
             raise BadFrontMatter(f"the tag {str(tag)[:40]} is not allowed", line)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH:
-            raise BadFrontMatter(f"it is nested more than {MOST_DEPTH} deep", line)
-        if number > MOST_NODES:
-            raise BadFrontMatter(f"it has more than {MOST_NODES:,} values", line)
+        if depth > MAX_DEPTH:
+            raise BadFrontMatter(f"it is nested more than {MAX_DEPTH} deep", line)
+        if number > MAX_NODES:
+            raise BadFrontMatter(f"it has more than {MAX_NODES:,} values", line)
 
 
 def _value(node: Any) -> Any:

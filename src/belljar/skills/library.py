@@ -21,8 +21,8 @@ from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.toolbox.search import ToolIndex
 
 SCHEME: Final = "skill://"
-MOST_SKILLS: Final = 2_000
-_MOST_DEPTH: Final = 3
+MAX_SKILLS: Final = 2_000
+_MAX_DEPTH: Final = 3
 _MODULE_BYTES: Final = 65_536
 _DESCRIPTION_CHARS: Final = 1024
 _LINE_CHARS: Final = 200
@@ -88,7 +88,7 @@ class SkillLibrary:
         self.store = store
         """What agents saved; None where the setting `skills` does not let them."""
         self._seen: dict[Path, tuple[object, Skill]] = {}
-        self._told: dict[str, str] = {}
+        self._logged_problems: dict[str, str] = {}
         self._index: tuple[tuple[Skill, ...], ToolIndex] | None = None
 
     # Finding
@@ -114,7 +114,7 @@ class SkillLibrary:
     def find(self, owner: str, path: str) -> Skill | None:
         """Return the skill that has a path, or a path below it; None if the owner has none there."""
         parts = path.split("/")
-        for end in range(1, min(len(parts), _MOST_DEPTH + 1) + 1):
+        for end in range(1, min(len(parts), _MAX_DEPTH + 1) + 1):
             place = self.directory.joinpath(*parts[:end]) if self.directory is not None else None
             if place is None or parts[end - 1][:1] in ("", ".", "_"):
                 break
@@ -162,8 +162,8 @@ class SkillLibrary:
             return scan
         for place, is_skill in _candidates(self.directory, 0):
             path = place.relative_to(self.directory).as_posix()
-            if len(scan.skills) >= MOST_SKILLS:
-                scan.problems[path] = f"there are more than {MOST_SKILLS:,} skills"
+            if len(scan.skills) >= MAX_SKILLS:
+                scan.problems[path] = f"there are more than {MAX_SKILLS:,} skills"
                 break
             try:
                 scan.skills[path] = self._skill(path, place) if is_skill else self._module(path, place)
@@ -171,9 +171,9 @@ class SkillLibrary:
                 reason = str(error) if isinstance(error, BadSkill | BadFrontMatter) else error.strerror or "unreadable"
                 scan.problems[path] = reason
         for path, reason in scan.problems.items():
-            if self._told.get(path) != reason:
+            if self._logged_problems.get(path) != reason:
                 log.warning("skill %s of skills_directory is not served: %s", path, reason)
-        self._told = scan.problems
+        self._logged_problems = scan.problems
         return scan
 
     def _skill(self, path: str, folder: Path) -> Skill:
@@ -221,7 +221,7 @@ def _candidates(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
         if entry.is_dir():
             if (entry / MAIN).is_file():
                 yield entry, True
-            elif depth < _MOST_DEPTH:
+            elif depth < _MAX_DEPTH:
                 yield from _candidates(entry, depth + 1)
         elif entry.suffix == ".py" and depth == 0:
             yield entry, False

@@ -27,7 +27,7 @@ VARIABLE: Final = "BELLJAR_SKILLS"
 PACKAGE: Final = FOLDER / "skills"
 """The folder of the package `skills` that sessions import; it is on their path."""
 _COPIES: Final = ".copies"
-_MOST_ENTRIES: Final = 5_000
+_MAX_ENTRIES: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +107,18 @@ class SessionSkills:
         self._link(wanted)
         self._sweep({*contents})
         self._shown = stamp
-        told, self._hidden = self._hidden, tuple(hidden)
+        before, self._hidden = self._hidden, tuple(hidden)
         return [
             f"skills/{name} is the operator's; your saved skill of that name is hidden by it"
             for name in hidden
-            if name not in told
+            if name not in before
         ]
 
     def _operators(self) -> list[Path]:
         if self._library.directory is None:
             return []
         entries = sorted(entry for entry in self._library.directory.iterdir() if not entry.name.startswith("."))
-        return entries[:_MOST_ENTRIES]
+        return entries[:_MAX_ENTRIES]
 
     def _link(self, wanted: Mapping[str, Path | str]) -> None:
         for entry in self._folder.iterdir():

@@ -23,8 +23,8 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, shown_mode, write_file
 from belljar.skills.format import SkillContent, SkillFile, check_name, read_folder
 
-MOST_SKILLS: Final = 500
-MOST_VERSIONS: Final = 20
+MAX_SKILLS: Final = 500
+MAX_VERSIONS: Final = 20
 MEBIBYTE: Final = 1024 * 1024
 _RECORDS: Final = "skills.json"
 _DIGEST_CHARS: Final = 12
@@ -148,8 +148,8 @@ class OwnerStore:
         )
         with self._locked() as skills:
             skill = skills.get(content.name, SavedSkill(content.name))
-            if content.name not in skills and len(skills) >= MOST_SKILLS:
-                raise TooLarge(f"there are {MOST_SKILLS} saved skills already", hint="Have one of them removed")
+            if content.name not in skills and len(skills) >= MAX_SKILLS:
+                raise TooLarge(f"there are {MAX_SKILLS} saved skills already", hint="Have one of them removed")
             before = [each for each in skill.versions if each.digest == version.digest]
             if before and before[0].state == "approved":
                 version = replace(version, state="approved")
@@ -279,5 +279,5 @@ class SkillStore:
 def _newest(versions: list[Version], pinned: str) -> tuple[Version, ...]:
     """Return the versions to keep: the latest ones, the pinned one, and the one that is current."""
     current = SavedSkill("", tuple(versions), pinned).current
-    kept = {each.digest for each in versions[-MOST_VERSIONS:]} | {pinned, current.digest if current else ""}
+    kept = {each.digest for each in versions[-MAX_VERSIONS:]} | {pinned, current.digest if current else ""}
     return tuple(each for each in versions if each.digest in kept)

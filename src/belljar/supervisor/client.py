@@ -32,7 +32,7 @@ from belljar.supervisor.children import SupervisedChild
 # long, delays only those who wait for its answer, and them no longer than they choose. It does not know the requests.
 
 GONE = "the supervisor is gone"
-MOST_UNANSWERED = 1_000
+MAX_UNANSWERED = 1_000
 Answer = tuple[dict[str, Any], list[int]]
 """The answer's JSON, and descriptors that the reader owns."""
 
@@ -80,8 +80,8 @@ class SupervisorConnection:
         """Send a packet; return why that failed, or nothing."""
         if self._is_over:
             return GONE
-        if len(self._unanswered) >= MOST_UNANSWERED:
-            return f"the supervisor has not answered {MOST_UNANSWERED:,} requests"
+        if len(self._unanswered) >= MAX_UNANSWERED:
+            return f"the supervisor has not answered {MAX_UNANSWERED:,} requests"
         try:
             socket.send_fds(self._sock, [packet], descriptors, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -219,7 +219,7 @@ class SupervisorClient:
         )
 
     def _introduce(self, connection: SupervisorConnection) -> bool:
-        answer, _ = self._waited(connection.ask(self._introduction()))
+        answer, _ = self._wait_in_thread(connection.ask(self._introduction()))
         if "error" in answer:
             connection.close()
             return False
@@ -246,7 +246,7 @@ class SupervisorClient:
         """Return why it could start nothing now; empty when it answers, or is gone and will be replaced."""
         if not self.is_there:
             return ""
-        answer, _ = await self._answered(self._ask(self._introduction()), LOOK_S)
+        answer, _ = await self._wait_for_answer(self._ask(self._introduction()), LOOK_S)
         return str(answer.get("error", "")) if self.is_there else ""
 
     # Children
@@ -288,7 +288,7 @@ class SupervisorClient:
             asked = self._ask(request, [*given, *pass_fds])
         finally:
             os.close(nothing)
-        return await self._answered(asked, on_late=self._end_late)
+        return await self._wait_for_answer(asked, on_late=self._end_late)
 
     def _end_late(self, asked: "Future[Answer]") -> None:
         """Kill a child that was started after all, when nobody waited for it any more."""
@@ -303,14 +303,14 @@ class SupervisorClient:
 
     def find_child(self, pid: int) -> SupervisedChild:
         """Return a child that an earlier server started. Blocks."""
-        answer, descriptors = self._waited(self._ask({"op": "find", "pid": pid}))
+        answer, descriptors = self._wait_in_thread(self._ask({"op": "find", "pid": pid}))
         if "error" in answer:
             raise SandboxUnavailable(f"A kept process is gone: {answer['error']}")
         return SupervisedChild(self, pid, descriptors[0])
 
     async def status_of(self, pid: int) -> int:
         """Return a child's exit status; that of a SIGKILL when the supervisor is gone, because its children end too."""
-        answer, _ = await self._answered(self._ask({"op": "ask", "pid": pid}))
+        answer, _ = await self._wait_for_answer(self._ask({"op": "ask", "pid": pid}))
         status = answer.get("status")
         return -signal.SIGKILL if status is None else status
 
@@ -348,13 +348,13 @@ class SupervisorClient:
 
     def take(self, key: str) -> Deposit:
         """Return what is stored under a key, with descriptors that the caller owns. Blocks."""
-        answer, descriptors = self._waited(self._ask({"op": "take", "key": key}))
+        answer, descriptors = self._wait_in_thread(self._ask({"op": "take", "key": key}))
         if "error" in answer or answer.get("words") is None:
             raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
         return Deposit(answer["words"], descriptors)
 
     def has(self, key: str) -> bool:
-        """Return whether something is stored under a key, as far as is known; certain only after `settled`."""
+        """Return whether something is stored under a key, as far as is known; see `wait_until_settled`."""
         return self.is_there and key in self._kept
 
     def has_any(self, prefix: str) -> bool:
@@ -367,9 +367,9 @@ class SupervisorClient:
             self._kept.discard(key)
             self._ask({"op": "drop", "key": key, "ends": ends})
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until all requests so far are answered, or the supervisor is gone or silent for too long."""
-        await self._answered(self._ask(self._introduction()))
+        await self._wait_for_answer(self._ask(self._introduction()))
 
     def close(self) -> None:
         """Hang up. The supervisor then waits with its deposits; without any it ends. May be called twice."""
@@ -386,14 +386,14 @@ class SupervisorClient:
         gone.set_result(({"error": GONE}, []))
         return gone
 
-    def _waited(self, asked: "Future[Answer]") -> Answer:
+    def _wait_in_thread(self, asked: "Future[Answer]") -> Answer:
         try:
             return asked.result(self._left_s())
         except TimeoutError:
             asked.add_done_callback(_discard)
             return {"error": _STOPPED}, []
 
-    async def _answered(
+    async def _wait_for_answer(
         self, asked: "Future[Answer]", limit_s: float = ANSWER_S, on_late: OnLate | None = None
     ) -> Answer:
         """Return the answer, or an error when none comes; an answer that comes too late goes to `on_late`."""

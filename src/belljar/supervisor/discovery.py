@@ -16,7 +16,7 @@ from belljar.inside import FOLDER
 from belljar.inside.supervisor.packets import LOG, PACKET_BYTES, SOCKET, widen
 
 PROCESS = FOLDER / "supervisor"
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 # The supervisor's package is loaded by path under its own name, because it needs nothing but Python's standard library.
 _BOOTSTRAP = (
     "import importlib.util as u, sys; path, *words = sys.argv[1:]; "
@@ -106,7 +106,7 @@ def start(folder: Path) -> socket.socket | None:
             stdout=subprocess.DEVNULL,
             stderr=complaints,
             pass_fds=[listener.fileno()],
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=True,
         )
     return connect(folder)
@@ -114,6 +114,6 @@ def start(folder: Path) -> socket.socket | None:
 
 def _new_socket() -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(PATIENCE_S)
+    sock.settimeout(TIMEOUT_S)
     widen(sock)
     return sock

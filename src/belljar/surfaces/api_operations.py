@@ -34,7 +34,7 @@ from belljar.errors import (
     VariableMissing,
 )
 from belljar.models import Model
-from belljar.monitor.base import MOST_ITEMS, Access
+from belljar.monitor.base import MAX_ITEMS, Access
 from belljar.surfaces.event_streams import TooManyStreams
 
 PREFIX: Final = "/api/v1"
@@ -58,7 +58,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     IssuerUnreachable: 502,
     EngineError: 500,
 }
-_MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+_MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 _RETRY_AFTER_S: Final = "10"
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Parameter:
         return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
 
 
-LIMIT: Final = Parameter("How many items at most", 50, 1, MOST_ITEMS)
+LIMIT: Final = Parameter("How many items at most", 50, 1, MAX_ITEMS)
 CURSOR: Final = Parameter("The `next` of the page before")
 
 
@@ -148,7 +148,7 @@ def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
 
     async def answer(request: Request) -> Response:
         try:
-            call = await _checked(operation, request)
+            call = await _check_request(operation, request)
             found = await operation.handler(call)
         except BelljarError as error:
             return problem(error)
@@ -167,11 +167,11 @@ def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
 # Requests
 
 
-async def _checked(operation: Operation, request: Request) -> ApiCall:
+async def _check_request(operation: Operation, request: Request) -> ApiCall:
     query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
     body = None
     if operation.body is not None:
-        content = await request_body(request, _MOST_BODY_BYTES)
+        content = await request_body(request, _MAX_BODY_BYTES)
         try:
             body = operation.body.model_validate_json(content or b"{}")
         except ValidationError as error:

@@ -8,8 +8,8 @@ from pydantic import Field
 from belljar.errors import InvalidArgument
 from belljar.models import Model
 from belljar.monitor.base import Monitor
-from belljar.monitor.packages import MOST_REQUIREMENTS, PackageList
-from belljar.monitor.variables import MOST_COLUMNS, MOST_LISTED, MOST_ROWS, TableRows, VariableList
+from belljar.monitor.packages import MAX_REQUIREMENTS, PackageList
+from belljar.monitor.variables import MAX_COLUMNS, MAX_LISTED, MAX_ROWS, TableRows, VariableList
 from belljar.surfaces.api_operations import ApiCall, Operation, Parameter
 
 _SESSION: Final = "/sessions/{session_id}"
@@ -19,7 +19,7 @@ _WINDOW: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 class NewPackages(Model):
     """Packages to install: names with an optional version, like pandas>=2."""
 
-    packages: list[str] = Field(min_length=1, max_length=MOST_REQUIREMENTS)
+    packages: list[str] = Field(min_length=1, max_length=MAX_REQUIREMENTS)
 
 
 class Installing(Model):
@@ -54,7 +54,7 @@ def variable_operations(monitor: Monitor) -> list[Operation]:
             "Its variables; while it is busy or asleep, their names",
             variables,
             VariableList,
-            {"offset": Parameter("After so many", 0), "limit": Parameter("How many", 500, 1, MOST_LISTED)},
+            {"offset": Parameter("After so many", 0), "limit": Parameter("How many", 500, 1, MAX_LISTED)},
         ),
         Operation(
             "GET",
@@ -64,9 +64,9 @@ def variable_operations(monitor: Monitor) -> list[Operation]:
             TableRows,
             {
                 "offset": Parameter("After so many rows", 0),
-                "limit": Parameter("How many rows", 100, 1, MOST_ROWS),
+                "limit": Parameter("How many rows", 100, 1, MAX_ROWS),
                 "order": Parameter("POSITION:asc or POSITION:desc of the column to sort by"),
-                "columns": Parameter(f"FIRST:LAST, the positions of columns; {MOST_COLUMNS} at most", "0:30"),
+                "columns": Parameter(f"FIRST:LAST, the positions of columns; {MAX_COLUMNS} at most", "0:30"),
             },
         ),
     ]
@@ -75,9 +75,9 @@ def variable_operations(monitor: Monitor) -> list[Operation]:
 def column_window(text: str) -> tuple[int, int]:
     """Return the first column of a window `FIRST:LAST` and how many it has; the last one is not in it."""
     window = _WINDOW.fullmatch(text)
-    if window is None or not 0 < int(window[2]) - int(window[1]) <= MOST_COLUMNS:
+    if window is None or not 0 < int(window[2]) - int(window[1]) <= MAX_COLUMNS:
         raise InvalidArgument(
-            f"columns is {text[:64]!r}", hint=f"Pass FIRST:LAST, like 0:30; at most {MOST_COLUMNS} columns"
+            f"columns is {text[:64]!r}", hint=f"Pass FIRST:LAST, like 0:30; at most {MAX_COLUMNS} columns"
         )
     return int(window[1]), int(window[2]) - int(window[1])
 

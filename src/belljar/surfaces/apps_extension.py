@@ -27,7 +27,7 @@ from belljar.surfaces.tools import READS, SessionId, refusals_as_results
 
 APP_URI: Final = "ui://belljar/session.html"
 APP_TOOL: Final = "show_session"
-MOST_CELLS: Final = 10
+MAX_CELLS: Final = 10
 CODE_CHARS: Final = 8_000
 TEXT_CHARS: Final = 12_000
 """Of one cell; ten of them and their code stay below 250 kB."""
@@ -101,7 +101,7 @@ class SessionApp:
         # Looking must not wake the session.
         _, environment = self._sessions.look(session_id, principal)
         self._sessions.journal.commit()
-        ids = [execution_id] if execution_id else self._sessions.journal.timeline(session_id, MOST_CELLS)
+        ids = [execution_id] if execution_id else self._sessions.journal.timeline(session_id, MAX_CELLS)
         results = [self._result(each, session_id, principal) for each in ids]
         codes = [self._code(each) for each in ids]
         read = self._sessions.executions.display_reader(session_id)

@@ -36,7 +36,7 @@ AZURE_INSTRUCTIONS: Final = (
     "download_file brings them to the user's machine. new_session starts afresh."
 )
 LISTED: Final = 2_000
-MOST_CONNECTIONS: Final = 10_000
+MAX_CONNECTIONS: Final = 10_000
 
 OptionalSession = Annotated[str, Field(description="Session to use; empty for the current one")]
 
@@ -96,7 +96,7 @@ class AzureSurface:
         result = execution.result()
         reader = self._sessions.executions.display_reader(session.id)
         pictures = dict(media_blocks(result, reader, self._settings.image_budget_bytes))
-        content: list[ContentBlock] = [TextContent(type="text", text=_told(result, execution.notices()))]
+        content: list[ContentBlock] = [TextContent(type="text", text=_result_text(result, execution.notices()))]
         return CallToolResult(
             content=[*content, *pictures.values()],
             is_error=not result.success and (self._settings.failures_are_errors or result.status == "rejected"),
@@ -156,12 +156,12 @@ class AzureSurface:
         connection = connection_of(ctx)
         self._current.pop(connection, None)
         self._current[connection] = session.id
-        while len(self._current) > MOST_CONNECTIONS:
+        while len(self._current) > MAX_CONNECTIONS:
             self._current.popitem(last=False)
         return session
 
 
-def _told(result: ExecutionResult, notices: str) -> str:
+def _result_text(result: ExecutionResult, notices: str) -> str:
     """Return a result as one text: stdout first, the rest under names."""
     traceback = "\n".join(result.traceback)
     error = traceback if result.error is None or result.error in traceback else f"{traceback}\n{result.error}"

@@ -72,15 +72,15 @@ class ConnectionLimiter:
         """Make the protocol of a connection; uvicorn calls this as it would call the protocol's class."""
         return BoundedProtocol(self, config, server_state, app_state)
 
-    def admit(self, connection: "BoundedProtocol") -> Literal["served", "told", "refused"]:
-        """Decide what a new connection gets: full service, only its health ("told"), or nothing."""
+    def admit(self, connection: "BoundedProtocol") -> Literal["served", "health-only", "refused"]:
+        """Decide what a new connection gets: full service, only its health ("health-only"), or nothing."""
         if len(self._open) >= self.most:
             self._close_oldest()
         count = len(self._open)
         self._open.add(connection)
         if count < self.most:
             return "served"
-        return "told" if count < self.most + _SPARE else "refused"
+        return "health-only" if count < self.most + _SPARE else "refused"
 
     def _close_oldest(self) -> None:
         """Close a connection that waits for a request: heads before bodies, and last those that have had an answer.
@@ -117,7 +117,7 @@ class ConnectionLimiter:
             self._unfinished.pop(connection.peer, None)
 
     @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncGenerator[None]:
+    async def watch(self) -> AsyncGenerator[None]:
         """Close connections that are overdue, until the block ends."""
         watching = asyncio.get_running_loop().create_task(self._watch())
         try:
@@ -158,7 +158,7 @@ class BoundedProtocol(H11Protocol):
         if admission == "refused":
             transport.abort()
             return
-        if admission == "told":
+        if admission == "health-only":
             self.app = _health_only(self.app)  # pyright: ignore[reportAttributeAccessIssue]
         self._enter("head")
 

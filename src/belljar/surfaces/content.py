@@ -31,7 +31,7 @@ MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
-MOST_PRINTED_ALONE = 4
+MAX_PRINTED_ALONE = 4
 LINE_CHARS = 120
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
 """How the names of clients begin that drop pictures where there is structured content."""
@@ -85,10 +85,10 @@ def model_blocks(model: Model, text: str) -> CallToolResult:
 
 def error_blocks(error: BelljarError, fields: Mapping[str, JsonValue] | None = None) -> CallToolResult:
     """Return an error as a refusal that says what to do; `fields` are those that the tool always answers with."""
-    told = {"success": False, "error": f"{_named(error)}{error.code}: {error.message}", "hint": error.hint}
+    failure = {"success": False, "error": f"{_named(error)}{error.code}: {error.message}", "hint": error.hint}
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error}")],
-        structured_content={**(fields or {}), **told},
+        structured_content={**(fields or {}), **failure},
         is_error=True,
     )
 
@@ -154,7 +154,7 @@ def _result_text(count: int, text: str) -> str:
 def _reflowed(text: str) -> str:
     """Return a list of plain values, which IPython prints one a line, on as few lines as it takes."""
     lines = text.split("\n")
-    if len(lines) < MOST_PRINTED_ALONE or text[0] not in "[({" or any(mark in text[1:-1] for mark in "[](){}\"'\\"):
+    if len(lines) < MAX_PRINTED_ALONE or text[0] not in "[({" or any(mark in text[1:-1] for mark in "[](){}\"'\\"):
         return text
     return textwrap.fill(" ".join(line.strip() for line in lines), LINE_CHARS, break_long_words=False)
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from belljar.errors import Busy
 
-MOST_STREAMS: Final = 20
+MAX_STREAMS: Final = 20
 _PING_S: Final = 15
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 # How long a reader that takes nothing may hold up its stream before it is cut off; it comes back where it was.
@@ -21,7 +21,7 @@ _SEND_TIMEOUT_S: Final = 60
 class StreamShares:
     """Counts the streams of each caller."""
 
-    def __init__(self, most: int = MOST_STREAMS) -> None:
+    def __init__(self, most: int = MAX_STREAMS) -> None:
         self._most = most
         self._open: Counter[str] = Counter()
 

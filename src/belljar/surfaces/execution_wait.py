@@ -113,7 +113,7 @@ def asked_execution(ctx: Context[Any, Any]) -> str:
 
 def _question(execution: Execution, question: Question, ctx: Context[Any, Any]) -> InputRequiredResult:
     request = elicitation(question, ctx)
-    state = f"{execution.id}{STATE_MARK}{execution.questions}"
+    state = f"{execution.id}{STATE_MARK}{execution.question_number}"
     return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
 
 
@@ -123,7 +123,7 @@ def elicitation(question: Question, ctx: Context[Any, Any]) -> ElicitRequest:
 
 
 async def _ask_now(execution: Execution, question: Question, ctx: Context[Any, Any]) -> None:
-    number = execution.questions
+    number = execution.question_number
     session, params = ctx.request_context.session, _params(question, ctx)
     if isinstance(params, ElicitRequestURLParams):
         elicitation_id = secrets.token_hex(16)

@@ -24,7 +24,7 @@ async def file_download(request: Request, name: str, read: ReadPart) -> Response
     wanted = request.headers.get("range", "")
     if request.headers.get("if-range", tag) != tag:
         wanted = ""  # the file has changed since the reader got its first part
-    match _asked(wanted, start.size):
+    match _byte_range(wanted, start.size):
         case None:
             first, last, status = 0, start.size - 1, 200
         case (first, last) if first > last:
@@ -49,7 +49,7 @@ async def _parts(read: ReadPart, offset: int, end: int, version: str) -> AsyncGe
         yield part.content
 
 
-def _asked(wanted: str, size: int) -> tuple[int, int] | None:
+def _byte_range(wanted: str, size: int) -> tuple[int, int] | None:
     """Return the first and the last byte of a range; None without one, or for several, which may be ignored."""
     found = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", wanted)
     if found is None or not (found[1] or found[2]):

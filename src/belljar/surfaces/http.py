@@ -254,7 +254,7 @@ async def serve_http(
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
-        async with app.router.lifespan_context(app), connections.watched():
+        async with app.router.lifespan_context(app), connections.watch():
             await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
 
 

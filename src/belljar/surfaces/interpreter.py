@@ -51,7 +51,7 @@ from belljar.surfaces.tools import (
     OptionalSession,
     SessionId,
     add_tools,
-    chosen_session,
+    find_or_create_session,
     idempotent,
     refusals_as_results,
 )
@@ -59,7 +59,7 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
-MOST_GPUS = 1_024
+MAX_GPUS = 1_024
 Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
 Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt it then")]
@@ -162,7 +162,7 @@ class InterpreterSurface:
                 known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
                 if known is not None:
                     return await self._answer_again(known, ctx, wait_s)
-            session = await chosen_session(self._sessions, session_id)
+            session = await find_or_create_session(self._sessions, session_id)
             session_id = session.id
             if filename:
                 session.workspace.check_name(filename)
@@ -239,7 +239,7 @@ class InterpreterSurface:
         ] = "",
         reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
         gpus: Annotated[
-            int | None, Field(ge=0, le=MOST_GPUS, description="How many GPUs; leave out for the usual number")
+            int | None, Field(ge=0, le=MAX_GPUS, description="How many GPUs; leave out for the usual number")
         ] = None,
     ) -> Answer:
         """Start a session, as execute_code does by itself without a session_id."""

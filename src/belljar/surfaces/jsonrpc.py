@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 SCANNED_BYTES: Final = 65_536
 """How far into a message that is no JSON we look for its id."""
-MOST_ANSWERS: Final = 100
+MAX_ANSWERS: Final = 100
 """Most errors in answer to one batch."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 _ID_VALUE: Final = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?![\d.eE]))')
@@ -49,7 +49,7 @@ def refusals(data: bytes) -> list[JSONRPCError]:
     except ValueError as error:
         return [refusal(PARSE_ERROR, f"Parse error: {error}", find_id(data))]
     if isinstance(value, list):
-        ids = [_usable_id(each) for each in cast("list[object]", value)[:MOST_ANSWERS]]
+        ids = [_usable_id(each) for each in cast("list[object]", value)[:MAX_ANSWERS]]
         answered = [each for each in ids if each is not None] or [None]
         return [
             refusal(INVALID_REQUEST, "Batches are not served: send each message by itself", id_) for id_ in answered

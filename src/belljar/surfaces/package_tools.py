@@ -23,7 +23,7 @@ from belljar.surfaces.tools import (
     Ctx,
     OptionalSession,
     add_tools,
-    chosen_session,
+    find_or_create_session,
     refusals_as_results,
     stage_reporter,
 )
@@ -62,7 +62,7 @@ class PackageTools:
     ) -> Answer:
         """Install packages for a session; tells each one's version, or why not."""
         check_requirements(packages)  # before a session is made for them
-        session = await chosen_session(self._sessions, session_id)
+        session = await find_or_create_session(self._sessions, session_id)
         try:
             with session.held():
                 installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))

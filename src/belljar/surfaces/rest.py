@@ -18,7 +18,7 @@ from starlette.routing import Route
 from belljar.errors import InvalidArgument
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.monitor.base import (
-    MOST_COMPLETED_CHARS,
+    MAX_COMPLETED_CHARS,
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -79,7 +79,7 @@ class NewCell(Model):
 class CompletionRequest(Model):
     """Code that somebody types, and where in it they are, in characters."""
 
-    code: str = Field(max_length=MOST_COMPLETED_CHARS)
+    code: str = Field(max_length=MAX_COMPLETED_CHARS)
     cursor: int = Field(ge=0)
 
 

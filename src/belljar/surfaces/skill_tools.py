@@ -17,13 +17,13 @@ from belljar.files.file_types import mime_type_of
 from belljar.models import Model
 from belljar.runtime import Runtime
 from belljar.sessions.skill_saver import SkillSaver, build_content
-from belljar.skills.format import MAIN, MOST_BYTES, MOST_FILES
+from belljar.skills.format import MAIN, MAX_BYTES, MAX_FILES
 from belljar.skills.library import Skill, SkillLibrary
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.tools import CHANGES, READS, Answer, add_tools, idempotent, refusals_as_results
 
-MOST_PROMPTS: Final = 500
+MAX_PROMPTS: Final = 500
 _SHOWN_CHARS: Final = 300
 
 
@@ -125,15 +125,15 @@ class SkillTools:
             raise InvalidArgument("folder is one of a session", hint="Pass the session_id too")
         session = await self._sessions.reach(session_id, owner)
         parts = session.workspace.check_name(folder.strip("/"))
-        found = (await asyncio.to_thread(session.workspace.scan, parts, MOST_FILES + 1)).found
+        found = (await asyncio.to_thread(session.workspace.scan, parts, MAX_FILES + 1)).found
         names = [name for name, _ in found if "__pycache__" not in name]
-        if len(names) > MOST_FILES or sum(status.st_size for _, status in found) > MOST_BYTES:
+        if len(names) > MAX_FILES or sum(status.st_size for _, status in found) > MAX_BYTES:
             raise InvalidArgument(
-                f"{folder[:80]} has over {MOST_FILES} files or {MOST_BYTES:,} bytes", hint="Save a smaller folder"
+                f"{folder[:80]} has over {MAX_FILES} files or {MAX_BYTES:,} bytes", hint="Save a smaller folder"
             )
         prefix = "/".join(parts) + "/"
         return {
-            name.removeprefix(prefix): await asyncio.to_thread(session.workspace.read, name, MOST_BYTES)
+            name.removeprefix(prefix): await asyncio.to_thread(session.workspace.read, name, MAX_BYTES)
             for name in names
         }
 
@@ -150,7 +150,7 @@ class SkillTools:
         """Return a prompt for each of the caller's skills."""
         skills = await asyncio.to_thread(self._library.skills, current_principal())
         served = [skill for skill in skills if not skill.is_plain]
-        return [Prompt(name=each.path, description=each.description) for each in served[:MOST_PROMPTS]]
+        return [Prompt(name=each.path, description=each.description) for each in served[:MAX_PROMPTS]]
 
     async def prompt(self, name: str) -> GetPromptResult:
         """Return the instructions of a skill as a message."""

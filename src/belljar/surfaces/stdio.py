@@ -40,7 +40,7 @@ POLL_MS: Final = 100
 
 
 @contextmanager
-def claimed() -> Generator[tuple[int, int]]:
+def claim_stdio() -> Generator[tuple[int, int]]:
     """Yield private descriptors for the messages; the standard ones are put back at the end."""
     wire_in, wire_out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -152,7 +152,7 @@ class OpenRequests:
         """Return whether the request's id belongs to another request under way."""
         return coerce_request_id(request.id) in self._ids
 
-    def opened(self, request: JSONRPCRequest) -> ServerMessageMetadata:
+    def track(self, request: JSONRPCRequest) -> ServerMessageMetadata:
         """Keep the request's id until it is answered, or is over without an answer because its client cancelled it."""
         key = coerce_request_id(request.id)
         self._ids.add(key)
@@ -170,7 +170,7 @@ class OpenRequests:
 
 async def serve_stdio(server: BelljarServer, stop: asyncio.Event, *, line_bytes: int) -> None:
     """Serve one client until it closes its end or `stop` is set; then requests under way are answered with an error."""
-    with claimed() as (wire_in, wire_out):
+    with claim_stdio() as (wire_in, wire_out):
         lines, writer, under_way = StdinLines(wire_in, line_bytes), Writer(wire_out, stop), OpenRequests()
         requests, read_stream = create_context_streams[SessionMessage | Exception](0)
         write_stream, answers = create_context_streams[SessionMessage](0)
@@ -225,7 +225,7 @@ async def _pass_on(
         for answer in message:
             await writer.write(answer.model_dump_json(by_alias=True, exclude_unset=True))
     else:
-        metadata = under_way.opened(message) if isinstance(message, JSONRPCRequest) else None
+        metadata = under_way.track(message) if isinstance(message, JSONRPCRequest) else None
         await requests.send(SessionMessage(message, metadata))
 
 

@@ -56,7 +56,7 @@ from belljar.surfaces.workflow_tools import run_answer
 from belljar.workflows.questions import RunQuestion
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"
-LEAST_POLL_MS, MOST_POLL_MS = 500, 5_000
+LEAST_POLL_MS, MAX_POLL_MS = 500, 5_000
 POLLS_PER_AGE: Final = 10
 """A task is looked at about this many times while its age grows by its age."""
 CANCELLED: Final = "by its client, which cancelled the task"
@@ -98,15 +98,15 @@ class Task:
     def fields(self, ttl_s: float) -> dict[str, Any]:
         """Return its fields as they are sent, without the payload."""
         age_ms = max(0.0, time.time() - self.created_at) * 1000
-        told = {"statusMessage": self.message} if self.message else {}
+        status_message = {"statusMessage": self.message} if self.message else {}
         return {
             "taskId": self.id,
             "status": self.status,
-            **told,
+            **status_message,
             "createdAt": _iso(self.created_at),
             "lastUpdatedAt": _iso(max(self.created_at, self.updated_at)),
             "ttlMs": int(ttl_s * 1000),
-            "pollIntervalMs": int(min(MOST_POLL_MS, max(LEAST_POLL_MS, age_ms / POLLS_PER_AGE))),
+            "pollIntervalMs": int(min(MAX_POLL_MS, max(LEAST_POLL_MS, age_ms / POLLS_PER_AGE))),
         }
 
 
@@ -157,22 +157,22 @@ class TasksExtension(Extension):
         return {"resultType": "task", **task.fields(self._ttl_s)}
 
     async def _get(self, ctx: Ctx, params: TaskParams) -> dict[str, Any]:
-        task = self._asked(ctx, params)
+        task = self._find_task(ctx, params)
         return {**task.fields(self._ttl_s), **task.payload}
 
     async def _update(self, ctx: Ctx, params: UpdateTaskParams) -> dict[str, Any]:
-        self._asked(ctx, params)
+        self._find_task(ctx, params)
         for source in self._sources:
             await source.answer(params.task_id, current_principal(), params.input_responses)
         return {}
 
     async def _cancel(self, ctx: Ctx, params: TaskParams) -> dict[str, Any]:
-        self._asked(ctx, params)
+        self._find_task(ctx, params)
         for source in self._sources:
             source.cancel(params.task_id, current_principal())
         return {}
 
-    def _asked(self, ctx: Ctx, params: TaskParams) -> Task:
+    def _find_task(self, ctx: Ctx, params: TaskParams) -> Task:
         """Return the task of a request, or refuse the request."""
         require_client_extension(ctx, IDENTIFIER)
         request: object = ctx.request
@@ -205,20 +205,20 @@ class ExecutionTasks:
             return None
         live = self._sessions.executions.find(task_id, principal)
         if live is not None and not live.is_finished:
-            return self._unfinished(record, live, ctx)
+            return self._unfinished_task(record, live, ctx)
         if live is None and record.result is None and self._runs_elsewhere(record):
             return Task(task_id, "working", record.submitted_at, time.time(), "runs under another server")
-        return self._ended(record, ctx)
+        return self._ended_task(record, ctx)
 
-    def _unfinished(self, record: ExecutionRecord, live: Execution, ctx: ToolContext) -> Task:
+    def _unfinished_task(self, record: ExecutionRecord, live: Execution, ctx: ToolContext) -> Task:
         question = live.question
         if question is not None and can_ask(ctx):
-            requests = {f"{_QUESTION}{live.questions}": elicitation(question, ctx)}
+            requests = {f"{_QUESTION}{live.question_number}": elicitation(question, ctx)}
             return _asking(record.id, record.submitted_at, live.changed_at, question.message, requests)
         words = f"waits for {live.asks_person}" if live.asks_person else _one_line(live.latest_text())
         return Task(record.id, "working", record.submitted_at, live.changed_at, words)
 
-    def _ended(self, record: ExecutionRecord, ctx: ToolContext) -> Task:
+    def _ended_task(self, record: ExecutionRecord, ctx: ToolContext) -> Task:
         """Return the task of an execution that has ended, whichever way."""
         try:
             result = self._sessions.executions.result(record.id, record.principal)
@@ -241,8 +241,8 @@ class ExecutionTasks:
         execution = self._sessions.executions.find(task_id, principal)
         if execution is None:
             return
-        if (response := _response(responses, f"{_QUESTION}{execution.questions}")) is not None:
-            execution.reply(reply_of(response), execution.questions)
+        if (response := _response(responses, f"{_QUESTION}{execution.question_number}")) is not None:
+            execution.reply(reply_of(response), execution.question_number)
 
     def cancel(self, task_id: str, principal: str) -> None:
         """See `TaskSource`."""

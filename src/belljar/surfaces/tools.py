@@ -82,7 +82,7 @@ NO_SESSION = ("", "0")
 """Session ids that stand for a new session."""
 
 
-async def chosen_session(sessions: Registry, session_id: str) -> Session:
+async def find_or_create_session(sessions: Registry, session_id: str) -> Session:
     """Return the caller's session; an empty id (or "0", which older clients send) makes a new one."""
     if session_id in NO_SESSION:
         await sessions.make_room(current_principal())

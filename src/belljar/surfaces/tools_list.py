@@ -25,8 +25,8 @@ NOTABLE = (
 )
 """Packages that a model would ask for, best known first; others that are installed are not named."""
 _OF_DEFAULT = NOTABLE[:13]
-_MOST_NAMED = 16
-_PATIENCE_S = 1.0
+_MAX_NAMED = 16
+_TIMEOUT_S = 1.0
 _UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
 _EMPTY: dict[str, tuple[object, ...]] = {"default": ("", None, False), "minimum": (0,), "exclusiveMinimum": (0,)}
 
@@ -70,17 +70,17 @@ class Surroundings:
 
     async def text(self, principal: str) -> str:
         """Return the sentences for the description of `execute_code`."""
-        sentences = [await self._installed(), self._network(), self._folders(principal)]
+        sentences = [await self._packages_sentence(), self._network(), self._folders(principal)]
         return " ".join(filter(None, sentences))
 
-    async def _installed(self) -> str:
-        if (names := await self._named_packages()) is None:
+    async def _packages_sentence(self) -> str:
+        if (names := await self._find_packages()) is None:
             return ""
         if not names:
             return "install_dependencies adds packages."
         return f"Installed: {', '.join(names)} and more; install_dependencies adds others."
 
-    async def _named_packages(self) -> list[str] | None:
+    async def _find_packages(self) -> list[str] | None:
         """Return the notable packages of the configured environment; None while they are not known."""
         name = self._settings.environment
         if name == DEFAULT.name:
@@ -93,7 +93,7 @@ class Surroundings:
             self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             # The look goes on when this call has waited long enough: where it takes longer, the next list tells.
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 return await asyncio.shield(self._looking)
         except TimeoutError:
             return None
@@ -104,7 +104,7 @@ class Surroundings:
     async def _look(self, name: str) -> list[str]:
         environment = await self._runtime.starter.environments.get(name)
         statuses = await asyncio.to_thread(check_installed, environment, None, [*NOTABLE])
-        return [status.name for status in statuses if status.installed][:_MOST_NAMED]
+        return [status.name for status in statuses if status.installed][:_MAX_NAMED]
 
     def _network(self) -> str:
         if not self._runtime.provider.isolates:

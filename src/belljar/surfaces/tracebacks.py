@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-MOST_LIBRARY_FRAMES = 4
+MAX_LIBRARY_FRAMES = 4
 """Of a row of library frames, this many are shown: the first, and the last ones."""
 
 _LINKS = {
@@ -124,6 +124,6 @@ def _folded(frames: Sequence[tuple[str, bool]]) -> Iterator[str]:
     """Yield the lines of frames; of a long row of library frames only the first and the last ones."""
     for is_library, row in groupby(frames, key=lambda frame: frame[1]):
         lines = [line for line, _ in row]
-        if is_library and len(lines) > MOST_LIBRARY_FRAMES + 1:
-            lines[1 : 1 - MOST_LIBRARY_FRAMES] = [f"... {len(lines) - MOST_LIBRARY_FRAMES} more library frames ..."]
+        if is_library and len(lines) > MAX_LIBRARY_FRAMES + 1:
+            lines[1 : 1 - MAX_LIBRARY_FRAMES] = [f"... {len(lines) - MAX_LIBRARY_FRAMES} more library frames ..."]
         yield from lines

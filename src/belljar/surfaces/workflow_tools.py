@@ -42,7 +42,7 @@ from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
 
 MAX_WAIT_S = 300.0
 LISTED_RUNS = 20
-MOST_RUN_STEPS = 1_000
+MAX_RUN_STEPS = 1_000
 ANSWER_KEY = "answer"
 STATE_PREFIX = "run:"
 POLL_S = 0.5
@@ -113,7 +113,7 @@ class WorkflowTools:
         else:
             text = definition if isinstance(definition, str) else json.dumps(definition)
             library = self._workflows.library
-            read = partial(library.named, name) if name else partial(library.sent, text)
+            read = partial(library.by_name, name) if name else partial(library.from_text, text)
             parsed = await asyncio.to_thread(read)  # a large text takes seconds
             run = await self._workflows.start(parsed, principal, variables=variables, source=name)
             run_id = run.id
@@ -144,7 +144,7 @@ class WorkflowTools:
     async def run(self, run_id: str) -> str:
         """Return what is known of a run, with its steps."""
         try:
-            return self._workflows.show(run_id, current_principal(), most=MOST_RUN_STEPS).model_dump_json(indent=2)
+            return self._workflows.show(run_id, current_principal(), most=MAX_RUN_STEPS).model_dump_json(indent=2)
         except BelljarError as error:
             raise as_resource_error(error) from error
 
@@ -162,7 +162,7 @@ class WorkflowTools:
     async def _follow(self, ctx: Ctx, run_id: str, wait_s: float) -> Answer:
         """Wait until the run has ended, asks something that the client cannot put to a person, or time is over."""
         principal, deadline = current_principal(), time.monotonic() + offered_wait_s(wait_s)
-        sent, told = 0, 0
+        sent, reported = 0, 0
         asked: set[str] = set()
         while True:
             info = self._workflows.show(run_id, principal)
@@ -187,8 +187,8 @@ class WorkflowTools:
             if live is None:
                 await asyncio.sleep(min(POLL_S, left_s))  # another server drives it
                 continue
-            if await live.wait_for_change(min(left_s, 15)) and (line := _latest(live, told)):
-                sent, told = sent + 1, live.number
+            if await live.wait_for_change(min(left_s, 15)) and (line := _latest(live, reported)):
+                sent, reported = sent + 1, live.number
                 await ctx.report_progress(sent, None, line[:PROGRESS_CHARS])
         return run_answer(self._workflows.show(run_id, principal))
 
@@ -239,9 +239,9 @@ def run_answer(info: RunInfo) -> CallToolResult:
     return answer
 
 
-def _latest(run: LiveRun, told: int) -> str:
+def _latest(run: LiveRun, reported: int) -> str:
     event = next((each for each in reversed(run.events) if each.kind != "output"), None)
-    if event is None or event.number <= told:
+    if event is None or event.number <= reported:
         return ""
     return " ".join(filter(None, [f"{event.path}:" if event.path else "", event.text or event.kind]))
 

@@ -155,7 +155,7 @@ class Upstreams(Protocol):
         """Return the names of the configured servers."""
         ...
 
-    def known(self) -> Catalogue:
+    def catalogue_nowait(self) -> Catalogue:
         """Return what is known now, and start connecting to servers that were never tried or are due for a retry."""
         ...
 

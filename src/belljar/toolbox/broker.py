@@ -34,7 +34,7 @@ from belljar.toolbox.base import (
 from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
-from belljar.toolbox.large_results import Keep, spilled
+from belljar.toolbox.large_results import Keep, spill_large
 from belljar.toolbox.question_subjects import QuestionSubject, call_subject
 from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
@@ -62,30 +62,30 @@ class ExecutionCalls:
 
     caller: Caller | None
     """None for calls of code that still runs between two executions."""
-    ledger: CallLog
+    call_log: CallLog
     trace: Context = field(default_factory=Context)
     """The execution's trace. Calls come in over a socket, where the current span is that of the session's start."""
-    calls: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     stopped: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     """The calls that were cancelled because their execution is being stopped."""
 
 
-class TurnQuestions:
+class CallQuestions:
     """Passes a server's questions during a call on to the person of the execution."""
 
-    def __init__(self, turn: ExecutionCalls, server: str, redacted: Callable[[str, int], str]) -> None:
-        self._turn = turn
-        self._redacted = redacted
+    def __init__(self, calls: ExecutionCalls, server: str, redact: Callable[[str, int], str]) -> None:
+        self._calls = calls
+        self._redact = redact
         self._server = server
         self.unasked = ""
         """Added to an error if nobody could be asked, because the server takes that for a refusal."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both ask the same person: calls of one execution do."""
-        return self is other or (isinstance(other, TurnQuestions) and self._turn is other._turn)
+        return self is other or (isinstance(other, CallQuestions) and self._calls is other._calls)
 
     def __hash__(self) -> int:
-        return hash(id(self._turn))
+        return hash(id(self._calls))
 
     async def __call__(self, question: Question) -> QuestionReply:
         """Ask the person, and say which server asks."""
@@ -93,15 +93,15 @@ class TurnQuestions:
         server = one_line(self._server, 100)
         about = QuestionSubject(asked_by="server", server=server)
         named = Question(f"{server} asks: {message}", question.schema, question.url, about=about)
-        reply = await self._turn.caller.ask(named) if self._turn.caller else None
+        reply = await self._calls.caller.ask(named) if self._calls.caller else None
         if reply is None:
-            asked = one_line(self._redacted(message, QUESTION_CHARS), 300)
+            asked = one_line(self._redact(message, QUESTION_CHARS), 300)
             self.unasked = f" (it asked a person: {asked!r}, and nobody can be asked here)"
             return QuestionReply("cancel")
         return reply
 
 
-MOST_AT_ONCE = 32
+MAX_AT_ONCE = 32
 _ERROR_CHARS = 8_000
 _PROGRESS_CHARS = 200
 # A privacy token is at most this many times shorter than the value it stands for.
@@ -132,7 +132,7 @@ class ToolCatalogue(Protocol):
         ...
 
 
-class CallRefused(Exception):
+class CallFailed(Exception):
     """A call was refused before it went out, or ended without a result."""
 
     def __init__(self, kind: str, message: str, end: End = "refused") -> None:
@@ -157,8 +157,8 @@ class Broker:
         self._guard: CallGuard = AllowAll()
         self._redactor: Redactor = NoRedaction()
         self._keep: Keep | None = None
-        self._turn: ExecutionCalls | None = None
-        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._calls: ExecutionCalls | None = None
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._parameters: dict[tuple[str, str], Parameters] = {}
         self._is_open = asyncio.Event()
         self._is_open.set()
@@ -181,10 +181,10 @@ class Broker:
         finally:
             self._guard = before
 
-    async def ready_for(self, code: str) -> None:
-        """Start connecting again to servers that were not reached, if the code may use them; do not wait."""
+    def reconnect_for(self, code: str) -> None:
+        """Start connecting again to servers that were not reached, if the code may use them."""
         if "servers" in code or "toolbox" in code:
-            self._catalogue.upstreams.known()
+            self._catalogue.upstreams.catalogue_nowait()
 
     async def join(self, server: str) -> JsonObject:
         """Wait, for a bounded time, for a server that a cell imports while it is still connecting."""
@@ -201,20 +201,20 @@ class Broker:
         self._is_open.set()
 
     @contextmanager
-    def serving(self, caller: Caller, ledger: CallLog | None = None) -> Generator[CallLog]:
+    def attribute_calls_to(self, caller: Caller, call_log: CallLog | None = None) -> Generator[CallLog]:
         """Attribute the calls that start within the block to this execution."""
-        self._turn = turn = ExecutionCalls(caller, ledger or CallLog(), spans.current_trace())
+        self._calls = calls = ExecutionCalls(caller, call_log or CallLog(), spans.current_trace())
         self.resume()
         try:
-            yield turn.ledger
+            yield calls.call_log
         finally:
-            self._turn = None
+            self._calls = None
 
     def cancel(self) -> None:
         """Cancel the calls of the execution, because it is being stopped."""
-        if (turn := self._turn) is not None:
-            turn.stopped |= turn.calls
-            for task in turn.calls:
+        if (calls := self._calls) is not None:
+            calls.stopped |= calls.tasks
+            for task in calls.tasks:
                 task.cancel()
 
     async def call(self, server: str, tool: str, arguments: JsonObject, folder: str) -> JsonObject:
@@ -223,66 +223,68 @@ class Broker:
         `folder` is the path of the session folder as the session sees it.
         """
         await self._is_open.wait()
-        turn = self._turn or ExecutionCalls(None, CallLog())
-        ledger = turn.ledger
-        number = ledger.start(one_line(server, 100), one_line(tool, 100))
+        calls = self._calls or ExecutionCalls(None, CallLog())
+        call_log = calls.call_log
+        number = call_log.start(one_line(server, 100), one_line(tool, 100))
         task = cast("asyncio.Task[Any]", asyncio.current_task())  # a coroutine always runs in a task
-        turn.calls.add(task)
-        told = ToldCall(self._plugins, self.session_id, self.owner)
+        calls.tasks.add(task)
+        hooks = CallHooks(self._plugins, self.session_id, self.owner)
         try:
-            outcome = await self._call(turn, told, server, tool, arguments, folder)
-        except CallRefused as refusal:
-            ledger.finish(number, refusal.end, first_sentence(refusal.message, 200) if refusal.end == "refused" else "")
-            await told.end(refusal.end, reason=refusal.message)
-            return await self._error_for_author(refusal, server, tool)
+            outcome = await self._call(calls, hooks, server, tool, arguments, folder)
+        except CallFailed as failure:
+            call_log.finish(
+                number, failure.end, first_sentence(failure.message, 200) if failure.end == "refused" else ""
+            )
+            await hooks.after(failure.end, reason=failure.message)
+            return await self._error_for_author(failure, server, tool)
         except asyncio.CancelledError:
-            ledger.finish(number, "cancelled")
+            call_log.finish(number, "cancelled")
             # Unless the execution's end was the only cancellation, nobody waits for an answer: re-raise.
-            if task not in turn.stopped or task.uncancel():
+            if task not in calls.stopped or task.uncancel():
                 raise
-            await told.end("cancelled")
+            await hooks.after("cancelled")
             return await self._error_for_author(
-                CallRefused("cancelled", "cancelled, because its cell was stopped"), server, tool
+                CallFailed("cancelled", "cancelled, because its cell was stopped"), server, tool
             )
         except BaseException:
             # A fault in belljar: what became of the call is not known, but it is no longer in flight.
-            ledger.finish(number, "failed")
+            call_log.finish(number, "failed")
             raise
         finally:
-            turn.calls.discard(task)
-            turn.stopped.discard(task)
-        ledger.finish(number, "returned")
-        await told.end("returned", value=outcome.get("value"))
+            calls.tasks.discard(task)
+            calls.stopped.discard(task)
+        call_log.finish(number, "returned")
+        await hooks.after("returned", value=outcome.get("value"))
         return outcome
 
     async def _call(
-        self, turn: ExecutionCalls, told: "ToldCall", server: str, tool: str, arguments: JsonObject, folder: str
+        self, calls: ExecutionCalls, hooks: "CallHooks", server: str, tool: str, arguments: JsonObject, folder: str
     ) -> JsonObject:
         if self._keep is None:
-            raise CallRefused("refused", "the session is nobody's yet")
+            raise CallFailed("refused", "the session has no owner yet")
         definition = await self._look_up(server, tool)
-        arguments = await told.begin(definition, self._checked(definition, arguments))
-        if told.is_changed:
-            arguments = self._checked(definition, arguments)
-        is_approved = await self._judge(turn, definition, arguments)
+        arguments = await hooks.before(definition, self._check_arguments(definition, arguments))
+        if hooks.is_changed:
+            arguments = self._check_arguments(definition, arguments)
+        is_approved = await self._judge(calls, definition, arguments)
         async with self._slots:
-            arguments = await self._revealed(definition, arguments, is_approved=is_approved)
-            answer = await self._answered(turn, definition, arguments)
+            arguments = await self._reveal(definition, arguments, is_approved=is_approved)
+            answer = await self._send(calls, definition, arguments)
             try:
-                return await self._outcome(answer, definition, self._keep, folder)
+                return await self._make_outcome(answer, definition, self._keep, folder)
             finally:
                 answer.drop()
 
-    async def _outcome(self, answer: ToolAnswer, tool: ToolDefinition, keep: Keep, folder: str) -> JsonObject:
-        value = await self._value(answer, tool)
+    async def _make_outcome(self, answer: ToolAnswer, tool: ToolDefinition, keep: Keep, folder: str) -> JsonObject:
+        value = await self._read_value(answer, tool)
         if value.learnable and not tool.output_schema:
             self._catalogue.learn(self.owner, tool, value.value)
         try:
-            return await spilled(value, keep, folder, tool, limit_bytes=self._limit_bytes)
+            return await spill_large(value, keep, folder, tool, limit_bytes=self._limit_bytes)
         except BelljarError as error:
-            raise CallRefused("limit", str(error), "failed") from error
+            raise CallFailed("limit", str(error), "failed") from error
         except (RecursionError, ValueError) as error:
-            raise CallRefused("limit", "the answer is too deep, or has too long a number", "failed") from error
+            raise CallFailed("limit", "the answer is too deep, or has too long a number", "failed") from error
 
     async def _look_up(self, server: str, tool: str) -> ToolDefinition:
         catalogue = await self._catalogue.catalogue(server, tool)
@@ -290,25 +292,25 @@ class Broker:
             return found
         known = catalogue.servers.get(server)
         if known is None:
-            raise CallRefused("unknown", f"there is no such server{meant(server, catalogue.servers)}")
+            raise CallFailed("unknown", f"there is no such server{meant(server, catalogue.servers)}")
         if known.is_connecting:
             still = self._catalogue.upstreams.still_connecting(server)
-            raise CallRefused("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
+            raise CallFailed("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
         if known.error:
-            raise CallRefused("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
-        raise CallRefused("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")
+            raise CallFailed("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
+        raise CallFailed("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")
 
-    def _checked(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+    def _check_arguments(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
         parameters = self._parameters.get((tool.server, tool.name))
         if parameters is None or parameters.tool is not tool:
             parameters = self._parameters[tool.server, tool.name] = Parameters(tool)
         try:
             return parameters.checked(arguments)
         except BadArguments as error:
-            raise CallRefused("arguments", str(error)) from error
+            raise CallFailed("arguments", str(error)) from error
 
-    async def _judge(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
-        """Raise `CallRefused` if the call is not allowed; return whether a person approved it."""
+    async def _judge(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
+        """Raise `CallFailed` if the call is not allowed; return whether a person approved it."""
         claims = tool.annotations
         own = partial(
             self._guard.judge,
@@ -318,7 +320,7 @@ class Broker:
             read_only=claims.read_only,
             destructive=claims.destructive,
         )
-        verdict = await self._plugins.judge_tool_call(self._described(tool, arguments), own)
+        verdict = await self._plugins.judge_tool_call(self._facts(tool, arguments), own)
         outcome, reason, by = "allowed", "", ""
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
@@ -334,15 +336,15 @@ class Broker:
             )
             text = f"{approval_text(tool, arguments)}\n{verdict.reason}".strip()
             question = Question(text, is_ours=True, in_console=in_console, about=about)
-            outcome, reason, by = await self._approved(turn, question, verdict.reason)
-        self._guard.decided(tool.server, tool.name, verdict, outcome, by)
+            outcome, reason, by = await self._ask_approval(calls, question, verdict.reason)
+        self._guard.record_decision(tool.server, tool.name, verdict, outcome, by)
         if reason:
-            raise CallRefused("refused", reason)
+            raise CallFailed("refused", reason)
         return outcome == "approved"
 
-    async def _approved(self, turn: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
+    async def _ask_approval(self, calls: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
         """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
-        reply = await turn.caller.ask(question) if turn.caller else None
+        reply = await calls.caller.ask(question) if calls.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
             way = "somebody at the server's inbox" if question.in_console else "a client that can ask (elicitation)"
@@ -352,18 +354,18 @@ class Broker:
             return "declined", said, reply.by
         return "approved", "", reply.by
 
-    def _described(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
-        return described_call(self.session_id, self.owner, tool, arguments, has_values=has_values)
+    def _facts(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
+        return call_facts(self.session_id, self.owner, tool, arguments, has_values=has_values)
 
-    async def _revealed(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
+    async def _reveal(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
         try:
             revealed = self._redactor.fill_in(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
-            raise CallRefused("refused", str(error)) from error
+            raise CallFailed("refused", str(error)) from error
         if revealed != arguments and not await self._allows(tool, revealed, is_approved=is_approved):
             # Do not repeat the rule's reason, because it could tell the code something about the values.
-            self._guard.decided(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
-            raise CallRefused(
+            self._guard.record_decision(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
+            raise CallFailed(
                 "refused",
                 "the policy does not allow it with what the tokens in its arguments stand for. Do without it, or "
                 "without these tokens",
@@ -382,26 +384,26 @@ class Broker:
             is_approved=is_approved,
         ):
             return False
-        verdict = await self._plugins.judge_tool_call(self._described(tool, revealed, has_values=True))
+        verdict = await self._plugins.judge_tool_call(self._facts(tool, revealed, has_values=True))
         return verdict.decision != "deny" and (verdict.decision != "ask" or is_approved)
 
-    async def _answered(self, turn: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
-        questions = TurnQuestions(turn, tool.server, self._redacted)
+    async def _send(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
+        questions = CallQuestions(calls, tool.server, self._redact)
         try:
-            with spans.within_trace(turn.trace):
+            with spans.within_trace(calls.trace):
                 answer = await self._catalogue.upstreams.call(
-                    tool.server, tool.name, arguments, on_progress=self._progress(turn, tool), ask=questions
+                    tool.server, tool.name, arguments, on_progress=self._progress_callback(calls, tool), ask=questions
                 )
         except BelljarError as error:
             message = self._redactor.redact_text(_of_server(str(error), tool.server))
-            raise CallRefused("upstream", f"{message}{questions.unasked}", "failed") from error
+            raise CallFailed("upstream", f"{message}{questions.unasked}", "failed") from error
         if answer.is_error:
             answer.drop()
-            message = self._redacted(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
-            raise CallRefused("tool", f"{message}{questions.unasked}", "failed")
+            message = self._redact(error_text(answer), _ERROR_CHARS) or "it failed and said nothing"
+            raise CallFailed("tool", f"{message}{questions.unasked}", "failed")
         return answer
 
-    async def _value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
+    async def _read_value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
         """Return the value of an answer; large ones in a thread, because searching a million characters takes 1 s."""
         size = sum(len(block.text) for block in answer.blocks)
         most = _PLAIN_CHARS if isinstance(self._redactor, NoRedaction) else _SMALL_CHARS
@@ -409,37 +411,37 @@ class Broker:
             return value_of(answer, tool.output_schema, self._redactor.redact)
         return await asyncio.to_thread(value_of, answer, tool.output_schema, self._redactor.redact)
 
-    def _redacted(self, text: str, limit: int) -> str:
+    def _redact(self, text: str, limit: int) -> str:
         """Return a server's text, redacted before it is cut, because half of a sensitive value would not be found."""
         return visible(self._redactor.redact(visible(text, _REDACTED_AHEAD * limit)), limit)
 
-    def _progress(self, turn: ExecutionCalls, tool: ToolDefinition) -> OnProgress:
+    def _progress_callback(self, calls: ExecutionCalls, tool: ToolDefinition) -> OnProgress:
         def note(done: float, total: float | None, message: str) -> None:
-            if turn.caller is not None:
+            if calls.caller is not None:
                 share = f"{done:g}/{total:g}" if total else f"{done:g}"
-                shown = self._redacted(message, _PROGRESS_CHARS)
-                turn.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {shown}", _PROGRESS_CHARS))
+                shown = self._redact(message, _PROGRESS_CHARS)
+                calls.caller.note_progress(one_line(f"{tool.server}.{tool.name}: {share} {shown}", _PROGRESS_CHARS))
 
         return note
 
-    async def _error_for_author(self, refusal: CallRefused, server: str, tool: str) -> JsonObject:
+    async def _error_for_author(self, failure: CallFailed, server: str, tool: str) -> JsonObject:
         """Return an error for the author of the code: which call failed, and which parameters the tool takes."""
         takes: list[str] = []
-        if refusal.kind in ("arguments", "tool"):
+        if failure.kind in ("arguments", "tool"):
             found = (await self._catalogue.catalogue(server, tool)).find(server, tool)
             takes = parameters(found) if found else []
         return {
             "outcome": "error",
-            "kind": refusal.kind,
+            "kind": failure.kind,
             "server": server[:200],
             "tool": tool[:200],
-            "message": refusal.message,
+            "message": failure.message,
             "parameters": takes,
         }
 
 
-class ToldCall:
-    """Tells plugins of one call: before it is judged, and when it has ended."""
+class CallHooks:
+    """Calls the hooks of plugins for one call: before it is judged, and when it has ended."""
 
     def __init__(self, plugins: Plugins, session_id: str, owner: str) -> None:
         self._plugins = plugins
@@ -450,26 +452,26 @@ class ToldCall:
         self.is_changed = False
         """Whether a plugin put other arguments in place of the code's."""
 
-    async def begin(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments, which plugins may have changed; raise `CallRefused` if one of them fails."""
-        self._call = call = described_call(self._session_id, self._owner, tool, arguments)
+    async def before(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        """Return the arguments, which plugins may have changed; raise `CallFailed` if one of them fails."""
+        self._call = call = call_facts(self._session_id, self._owner, tool, arguments)
         if "before_tool_call" not in self._plugins.used_hooks:
             return arguments
         try:
             self._call = await self._plugins.before_tool_call(call)
         except PluginFailed as error:
-            raise CallRefused("refused", str(error)) from error
+            raise CallFailed("refused", str(error)) from error
         self.is_changed = self._call is not call
         return {**self._call.arguments}
 
-    async def end(self, state: End, *, reason: str = "", value: Any = None) -> None:
+    async def after(self, state: End, *, reason: str = "", value: Any = None) -> None:
         """Tell plugins how the call ended, if it was one that they were told of."""
         if self._call is not None and "after_tool_call" in self._plugins.used_hooks:
             duration_s = round(time.monotonic() - self._began_at, 6)
             await self._plugins.after_tool_call(self._call, CallEnd(state, duration_s, reason, value))
 
 
-def described_call(
+def call_facts(
     session_id: str, owner: str, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False
 ) -> ToolCallFacts:
     """Return a call as plugins see it."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from belljar.toolbox.base import CallRecord
 
-MOST_RECORDS = 1_000
+MAX_RECORDS = 1_000
 
 End = Literal["returned", "failed", "refused", "cancelled"]
 _Started = tuple[str, str, float]
@@ -45,7 +45,7 @@ class CallLog:
             return
         server, tool, began = started
         self._set(number, CallRecord(server, tool, state, round(time.monotonic() - began, 6), reason))
-        if len(self._records) > MOST_RECORDS:
+        if len(self._records) > MAX_RECORDS:
             del self._records[next(each for each, record in self._records.items() if isinstance(record, CallRecord))]
 
     def _set(self, number: int, record: CallRecord) -> None:

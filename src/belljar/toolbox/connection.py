@@ -137,9 +137,9 @@ log = logging.getLogger(__name__)
 
 MODERN: Final = "2026-07-28"
 UNKNOWN_EFFECT: Final = "Whether the call took effect is not known"
-MOST_TOOLS: Final = 2_000
-MOST_PAGES: Final = 200
-MOST_CHARACTERS: Final = 16_000_000
+MAX_TOOLS: Final = 2_000
+MAX_PAGES: Final = 200
+MAX_CHARACTERS: Final = 16_000_000
 """Of one server's tools with their schemas and descriptions, which are in the host's memory and in the tree's files."""
 _DRAIN_S: Final = 2.0
 _ROUNDS: Final = 200
@@ -255,10 +255,10 @@ class UpstreamConnection:
         call = CallInFlight(ask, on_progress, limits.silence_s, limits.questions)
         answer: ToolAnswer | None = None
         try:
-            async with self._calls.entered(call):
+            async with self._calls.enter(call):
                 call.start_clock()
                 with call.scope:
-                    answer = await self._called(self._results, tool, arguments, call)
+                    answer = await self._send(self._results, tool, arguments, call)
         except BaseException:
             if answer is not None:
                 answer.drop()
@@ -271,7 +271,7 @@ class UpstreamConnection:
             )
         raise self._failure(f"said nothing for {limits.silence_s:g} s; it was told to stop", hint=UNKNOWN_EFFECT)
 
-    async def _called(self, results: CallResults, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
+    async def _send(self, results: CallResults, tool: str, arguments: JsonObject, call: CallInFlight) -> ToolAnswer:
         try:
             return await results.answer(tool, arguments, call)
         except MCPError as error:
@@ -298,7 +298,7 @@ class UpstreamConnection:
             raise self._failure(self._how_ended or "is not connected")
         try:
             with anyio.fail_after(self._limits.start_s):
-                tools = await self._listed(self._client)
+                tools = await self._list_tools(self._client)
         except TimeoutError:
             raise self._failure(f"did not list its tools within {self._limits.start_s:g} s") from None
         except _FOREIGN as error:
@@ -325,7 +325,7 @@ class UpstreamConnection:
         try:
             with self._scope:
                 async with Client(
-                    self._repaired(),
+                    self._open_streams(),
                     mode=mode,
                     cache=None,
                     input_required_max_rounds=_ROUNDS,
@@ -369,7 +369,7 @@ class UpstreamConnection:
             tasks.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _repaired(self) -> AsyncGenerator[Any]:
+    async def _open_streams(self) -> AsyncGenerator[Any]:
         """Yield the streams that the SDK's client wants; incoming messages are repaired."""
         async with self._transport() as (from_server, to_server):
             yield RepairedStream(from_server, self._server.name, self._version), to_server
@@ -389,23 +389,23 @@ class UpstreamConnection:
             )
         return open_address(self._server, limit_bytes=self._limits.message_bytes, memory=self._memory)
 
-    async def _listed(self, client: Client) -> tuple[ToolDefinition, ...]:
+    async def _list_tools(self, client: Client) -> tuple[ToolDefinition, ...]:
         found: dict[str, ToolDefinition] = {}
         cursor: str | None = None
         seen: set[str] = set()
-        left = MOST_CHARACTERS
-        for _ in range(MOST_PAGES):
+        left = MAX_CHARACTERS
+        for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
-            for tool in page.tools[:MOST_TOOLS]:
+            for tool in page.tools[:MAX_TOOLS]:
                 known = answers.definition(self._server.name, tool)
                 left -= answers.weight(known) if known is not None else 0
-                if known is not None and len(found) < MOST_TOOLS and left >= 0:
+                if known is not None and len(found) < MAX_TOOLS and left >= 0:
                     found.setdefault(known.name, known)
                 await anyio.lowlevel.checkpoint()
             cursor = page.next_cursor
             if cursor is None and left >= 0:
                 return tuple(found.values())
-            if cursor is None or cursor in seen or len(found) >= MOST_TOOLS or left < 0:
+            if cursor is None or cursor in seen or len(found) >= MAX_TOOLS or left < 0:
                 break
             seen.add(cursor)
         log.warning("MCP server %s lists more tools than it may: the first %d are taken", self._server.name, len(found))

@@ -31,7 +31,7 @@ class CallGuard(Protocol):
         """Return whether a call may also go out with the values behind its tokens. Asked if it has tokens."""
         ...
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record what became of a call: `allowed`, `denied`, `approved`, `declined`. Called once per call.
 
         `by` is the person who answered outside the client, if one did.
@@ -85,7 +85,7 @@ class AllowAll:
         """Allow the call."""
         return True
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record nothing."""
 
     def asks_once(self, verdict: Verdict) -> bool:
@@ -130,9 +130,9 @@ class BothGuards:
             for guard in (self._own, self._other)
         )
 
-    def decided(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record what became of a call, with the session's own guard, which has the log."""
-        self._own.decided(server, tool, verdict, outcome, by)
+        self._own.record_decision(server, tool, verdict, outcome, by)
 
     def asks_once(self, verdict: Verdict) -> bool:
         """Return whether the session's own guard remembers a yes; the other's does not outlast its step."""

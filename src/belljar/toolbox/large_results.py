@@ -20,14 +20,16 @@ _SMALL_BYTES = 65_536
 _LOOKED_AT = 50
 # The most bytes of JSON for one character (two escapes of six bytes), and around a value (a number, or a comma, a colon
 # and quotes).
-_MOST_A_CHARACTER = 12
-_MOST_AROUND = 32
+_MAX_A_CHARACTER = 12
+_MAX_AROUND = 32
 
 Keep = Callable[[str, bytes], Awaitable[None]]
 """Writes a file into the session folder, if its quota allows."""
 
 
-async def spilled(value: ToolValue, keep: Keep, folder: str, tool: ToolDefinition, *, limit_bytes: int) -> JsonObject:
+async def spill_large(
+    value: ToolValue, keep: Keep, folder: str, tool: ToolDefinition, *, limit_bytes: int
+) -> JsonObject:
     """Return the outcome for the session, no larger than the limit except for the handles of files."""
     outcome: JsonObject = {"outcome": "value", "value": value.value}
     if value.parts:
@@ -59,7 +61,7 @@ def _surely_fits(value: Any, limit_bytes: int) -> bool | None:
         one = waiting.pop()
         if isinstance(one, str):
             least_bytes += len(one)
-            most_bytes += _MOST_A_CHARACTER * len(one)
+            most_bytes += _MAX_A_CHARACTER * len(one)
         elif isinstance(one, dict):
             fields = cast("dict[str, Any]", one)
             waiting += islice(fields, left + 1)
@@ -68,7 +70,7 @@ def _surely_fits(value: Any, limit_bytes: int) -> bool | None:
             waiting += islice(cast("list[Any]", one), left + 1)
         elif isinstance(one, int):
             most_bytes += one.bit_length()
-        most_bytes += _MOST_AROUND
+        most_bytes += _MAX_AROUND
     if least_bytes > limit_bytes:
         return False
     return True if not waiting and most_bytes < limit_bytes else None

@@ -23,10 +23,10 @@ from belljar.toolbox.base import JsonObject
 
 log = logging.getLogger(__name__)
 
-MOST_FIELDS: Final = 60
-MOST_DEPTH: Final = 5
-MOST_TOOLS: Final = 500
-MOST_OWNERS: Final = 64
+MAX_FIELDS: Final = 60
+MAX_DEPTH: Final = 5
+MAX_TOOLS: Final = 500
+MAX_OWNERS: Final = 64
 """The most owners whose shapes are in memory."""
 _LOOKED_AT: Final = 2_000
 _ITEMS: Final = 20
@@ -63,18 +63,18 @@ class _ShapeReader:
         return {"type": "array", "items": inner} if inner else {"type": "array"}
 
     def _object(self, value: dict[Any, Any], depth: int) -> JsonObject:
-        names = [str(name) for name in islice(value, MOST_FIELDS + 1)]
-        if len(names) > MOST_FIELDS or not all(map(_is_field, names)):
+        names = [str(name) for name in islice(value, MAX_FIELDS + 1)]
+        if len(names) > MAX_FIELDS or not all(map(_is_field, names)):
             inner = merged(self._each(value.values(), depth))
             return {"type": "object", "additionalProperties": inner} if inner else {"type": "object"}
-        if depth >= MOST_DEPTH:
+        if depth >= MAX_DEPTH:
             return {"type": "object"}
         properties = {str(name): self.at(item, depth + 1) for name, item in value.items()}
         shape: JsonObject = {"type": "object", "properties": properties, "required": sorted(names)}
         return _table(shape) if _are_rows([*properties.values()]) else shape
 
     def _each(self, items: Iterable[Any], depth: int) -> Iterator[JsonObject]:
-        if depth < MOST_DEPTH:
+        if depth < MAX_DEPTH:
             for item in islice(items, _ITEMS):
                 if self._left > 0:
                     yield self.at(item, depth + 1)
@@ -114,7 +114,7 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject:
     if one["type"] != "object":
         return one
     fields, more = _properties(one), _properties(other)
-    if fields is None or more is None or len({*fields, *more}) > MOST_FIELDS:
+    if fields is None or more is None or len({*fields, *more}) > MAX_FIELDS:
         return _table(one, other)
     if fields and more and fields.keys().isdisjoint(more):
         return _table(one, other)  # two answers without a common key, so the keys are probably data
@@ -149,7 +149,7 @@ class OwnedShapes:
         owner = self._only_owner or owner
         if owner not in self._shapes:
             self._shapes[owner] = Shapes(self._folder / hashlib.sha256(owner.encode()).hexdigest()[:24])
-            if len(self._shapes) > MOST_OWNERS:
+            if len(self._shapes) > MAX_OWNERS:
                 self._shapes.popitem(last=False)  # they are on disk
         self._shapes.move_to_end(owner)
         return self._shapes[owner]
@@ -182,7 +182,7 @@ class Shapes:
         before = known.get(tool)
         seen = shape_of(value)
         after = merged([before, seen]) if before else seen
-        if not after or after == before or (before is None and len(known) >= MOST_TOOLS):
+        if not after or after == before or (before is None and len(known) >= MAX_TOOLS):
             return False
         if len(json.dumps(after)) > _SHAPE_CHARACTERS:
             return False

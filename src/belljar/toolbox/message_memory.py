@@ -12,7 +12,7 @@ LARGE_BYTES: Final = 1024 * 1024
 """A longer message needs a share of the memory before the rest of it is read."""
 _COPIES: Final = 2
 """A message is in memory twice: as it came, and as it is passed on."""
-MOST_S: Final = 60.0
+MAX_S: Final = 60.0
 """How long a message may take to be complete while others wait."""
 
 
@@ -45,7 +45,7 @@ class MemoryShare:
 class MessageMemory:
     """The memory for large messages of all servers, because they share one host."""
 
-    def __init__(self, most_bytes: int, *, most_s: float = MOST_S) -> None:
+    def __init__(self, most_bytes: int, *, most_s: float = MAX_S) -> None:
         self._most_bytes = most_bytes
         self._most_s = most_s
         self._granted: dict[MemoryShare, float] = {}

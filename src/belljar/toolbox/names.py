@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from belljar.toolbox.base import Catalogue
 
-MOST_CHARS = 60
+MAX_CHARS = 60
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 _PYTHON = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # `from servers.x import list` would hide the built-in `list` in the session.
@@ -75,13 +75,13 @@ def assigned(
 
 
 def _is_python(name: str, avoided: Collection[str]) -> bool:
-    is_name = len(name) <= MOST_CHARS and _PYTHON.fullmatch(name) is not None
+    is_name = len(name) <= MAX_CHARS and _PYTHON.fullmatch(name) is not None
     return is_name and not keyword.iskeyword(name) and name not in avoided
 
 
 def _nearest(name: str, fallback: str, avoided: Collection[str]) -> str:
-    letters = unicodedata.normalize("NFKD", name[: 4 * MOST_CHARS]).encode("ascii", "ignore").decode()
-    base = _OTHER.sub("_", letters).strip("_")[:MOST_CHARS] or fallback
+    letters = unicodedata.normalize("NFKD", name[: 4 * MAX_CHARS]).encode("ascii", "ignore").decode()
+    base = _OTHER.sub("_", letters).strip("_")[:MAX_CHARS] or fallback
     if base[0].isdigit():
         base = f"{fallback}_{base}"
     return f"{base}_" if keyword.iskeyword(base) or base in avoided else base

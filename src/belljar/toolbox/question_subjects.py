@@ -12,14 +12,14 @@ from pydantic import Field
 from belljar.models import Model
 from belljar.toolbox.texts import one_line, shown_arguments, unhidden
 
-MOST_ARGUMENT_CHARS: Final = 8_000
-MOST_FINDINGS: Final = 20
-_MOST_WORDS_CHARS: Final = 400
+MAX_ARGUMENT_CHARS: Final = 8_000
+MAX_FINDINGS: Final = 20
+_MAX_WORDS_CHARS: Final = 400
 _NAME_CHARS: Final = 100
 # Code of up to so many lines is shown whole; of longer code, the lines around what was found.
 _WHOLE_LINES: Final = 60
-_MOST_LINES: Final = 200
-_MOST_LINE_CHARS: Final = 400
+_MAX_LINES: Final = 200
+_MAX_LINE_CHARS: Final = 400
 _AROUND: Final = 4
 _FIRST: Final = 5
 
@@ -102,14 +102,14 @@ def call_subject(
     holds_for_session: bool = False,
 ) -> QuestionSubject:
     """Return the subject of the question whether a tool may be called."""
-    shown = shown_arguments(arguments, MOST_ARGUMENT_CHARS)
+    shown = shown_arguments(arguments, MAX_ARGUMENT_CHARS)
     return QuestionSubject(
         asked_by=_asker([rule]),
         server=one_line(server, _NAME_CHARS),
         tool=one_line(tool, _NAME_CHARS),
         arguments=[SubjectArgument(name=name, value=value) for name, value in shown],
         more_arguments=len(arguments) - len(shown),
-        findings=[SubjectFinding(rule=rule, reason=one_line(reason, _MOST_WORDS_CHARS))] if rule or reason else [],
+        findings=[SubjectFinding(rule=rule, reason=one_line(reason, _MAX_WORDS_CHARS))] if rule or reason else [],
         holds_for_session=holds_for_session,
     )
 
@@ -118,10 +118,10 @@ def code_subject(code: str, findings: Iterable[SubjectFinding]) -> QuestionSubje
     """Return the subject of the question whether code may run."""
     found = [
         one.model_copy(
-            update={"reason": one_line(one.reason, _MOST_WORDS_CHARS), "what": one_line(one.what, _MOST_WORDS_CHARS)}
+            update={"reason": one_line(one.reason, _MAX_WORDS_CHARS), "what": one_line(one.what, _MAX_WORDS_CHARS)}
         )
         for one in findings
-    ][:MOST_FINDINGS]
+    ][:MAX_FINDINGS]
     lines = code.split("\n") if code else []
     return QuestionSubject(
         asked_by=_asker([one.rule for one in found]),
@@ -142,11 +142,11 @@ def _excerpt(lines: Sequence[str], marked: set[int]) -> list[SubjectLine]:
         wanted.update(range(max(1, number - _AROUND), min(len(lines), number + _AROUND) + 1))
     return [
         SubjectLine(number=number, text=_cut(lines[number - 1]), is_marked=number in marked)
-        for number in sorted(wanted)[:_MOST_LINES]
+        for number in sorted(wanted)[:_MAX_LINES]
     ]
 
 
 def _cut(line: str) -> str:
-    left_out = len(line) - _MOST_LINE_CHARS
-    shown = unhidden(line[:_MOST_LINE_CHARS].rstrip("\r"))
+    left_out = len(line) - _MAX_LINE_CHARS
+    shown = unhidden(line[:_MAX_LINE_CHARS].rstrip("\r"))
     return f"{shown}… and {left_out:,} more characters" if left_out > 0 else shown

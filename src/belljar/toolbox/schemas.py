@@ -13,13 +13,13 @@ from belljar.toolbox.names import assigned
 from belljar.toolbox.texts import one_line
 
 ANY = "Any"
-MOST_DEPTH = 8
-MOST_CLASSES = 40
-MOST_FIELDS = 100
+MAX_DEPTH = 8
+MAX_CLASSES = 40
+MAX_FIELDS = 100
 # Unions of unions that refer to each other would take millions of steps.
-MOST_STEPS = 2_000
-_MOST_PARTS = 8
-_MOST_LITERALS = 24
+MAX_STEPS = 2_000
+_MAX_PARTS = 8
+_MAX_LITERALS = 24
 _LITERAL_CHARS = 200
 _COMMENT_CHARS = 100
 _REFERENCE_CHARS = 500
@@ -36,7 +36,7 @@ def as_schema(value: object) -> JsonObject:
 def properties_of(schema: Mapping[str, Any]) -> dict[str, JsonObject]:
     """Return the fields of an object schema, in their order."""
     given = as_schema(schema.get("properties"))
-    return {str(name): as_schema(field) for name, field in list(given.items())[:MOST_FIELDS]}
+    return {str(name): as_schema(field) for name, field in list(given.items())[:MAX_FIELDS]}
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -55,7 +55,7 @@ def defaults_of(schema: Mapping[str, Any], root: JsonObject) -> JsonObject:
 
 def resolved(schema: JsonObject, root: JsonObject) -> JsonObject:
     """Follow references to the schema they mean, up to a bound; return {} for one that leads out or nowhere."""
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         reference = schema.get("$ref")
         if reference is None:
             return schema
@@ -80,7 +80,7 @@ class TypeWriter:
         self.classes: list[str] = []
         self.used: set[str] = set()
         """The names from `typing` that the text needs."""
-        self.steps_left = MOST_STEPS
+        self.steps_left = MAX_STEPS
         self._taken = {*_RESERVED, *taken}
         self._named: dict[int, tuple[str, JsonObject]] = {}
         """Classes by the identity of their schema, so that a schema that refers to itself finds its own class.
@@ -91,7 +91,7 @@ class TypeWriter:
     def write(self, schema: JsonObject, root: JsonObject, name: str, depth: int = 0) -> str:
         """Return the type of a schema; `name` is used if it needs a class."""
         self.steps_left -= 1
-        if depth > MOST_DEPTH or self.steps_left < 0:
+        if depth > MAX_DEPTH or self.steps_left < 0:
             return self._any()
         schema = resolved(schema, root)
         if literal := self._literal(schema):
@@ -127,14 +127,14 @@ class TypeWriter:
             return ""
         listed = cast("list[object]", values)
         texts = [repr(value) for value in listed if isinstance(value, str | int | bool) or value is None]
-        is_fit = 0 < len(texts) == len(listed) <= _MOST_LITERALS and sum(map(len, texts)) <= _LITERAL_CHARS
+        is_fit = 0 < len(texts) == len(listed) <= _MAX_LITERALS and sum(map(len, texts)) <= _LITERAL_CHARS
         if not is_fit:
             return ""
         self.used.add("Literal")
         return f"Literal[{', '.join(dict.fromkeys(texts))}]"
 
     def _union(self, parts: list[JsonObject], root: JsonObject, name: str, depth: int) -> str:
-        if not 0 < len(parts) <= _MOST_PARTS:
+        if not 0 < len(parts) <= _MAX_PARTS:
             return self._any()
         written = dict.fromkeys(self.write(part, root, name, depth + 1) for part in parts)
         if ANY in written:
@@ -143,7 +143,7 @@ class TypeWriter:
 
     def _object(self, schema: JsonObject, root: JsonObject, name: str, depth: int) -> str:
         fields = properties_of(schema)
-        if not fields or len(self.classes) >= MOST_CLASSES:
+        if not fields or len(self.classes) >= MAX_CLASSES:
             values = as_schema(schema.get("additionalProperties"))
             return f"dict[str, {self.write(values, root, f'{name}Value', depth + 1)}]"
         if id(schema) in self._named:
@@ -202,7 +202,7 @@ def _comment(schema: JsonObject) -> str:
 
 def _merged(schema: JsonObject, root: JsonObject) -> JsonObject:
     """Return one schema for `allOf`, with the fields of all its parts."""
-    parts = [resolved(as_schema(part), root) for part in schema["allOf"][:_MOST_PARTS]]
+    parts = [resolved(as_schema(part), root) for part in schema["allOf"][:_MAX_PARTS]]
     own = {key: value for key, value in schema.items() if key != "allOf"}
     if len(parts) == 1 and not own.get("properties"):
         return {**parts[0], **{key: value for key, value in own.items() if key in ("description", "default")}}

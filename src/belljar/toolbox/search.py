@@ -7,20 +7,19 @@ index is built from one catalogue. This module does not know how results are sho
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from operator import mul
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.sentence_vectors import SentenceModel, Vector
+from belljar.toolbox.sentence_vectors import SentenceModel
 from belljar.toolbox.synonyms import action, base_form, rephrased, stem, synonyms
 from belljar.toolbox.texts import first_sentence
 
 DEFAULT_LIMIT: Final = 8
-MOST_RESULTS: Final = 50
+MAX_RESULTS: Final = 50
 _QUERY_CHARACTERS: Final = 1_000
 _DESCRIPTION_CHARACTERS: Final = 4_000
 _WORD: Final = re.compile(r"[^\W_]+")
@@ -42,9 +41,9 @@ _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
 _LEAST_ALIKE: Final = 0.55
-_MODEL: Final = 3.0
+_MODEL: Final = 7.5
 """How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
-_LEAST_SIMILAR: Final = 0.25
+_LEAST_SIMILAR: Final = 0.46
 """Tools whose sentence is less similar to the query have nothing to do with it."""
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
@@ -111,7 +110,7 @@ class ToolIndex:
         self._rarities = {term: _rarity(len(found), len(counted)) for term, found in self._postings.items()}
         self._rarest = _rarity(0, len(counted))
         self._model: SentenceModel | None = None
-        self._vectors: list[Vector] = []
+        self._vectors: list[Any] = []
 
     def add_sentences(self, model: SentenceModel) -> None:
         """Let the model rank tools too; blocks while it reads them all, and searches go on by words until then."""
@@ -122,7 +121,7 @@ class ToolIndex:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
         wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
-        most = max(1, min(limit, MOST_RESULTS))
+        most = max(1, min(limit, MAX_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
         does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
@@ -132,10 +131,9 @@ class ToolIndex:
             best = self._merged(scores, self._similar(self._model, query[:_QUERY_CHARACTERS], places))
         return [self._tools[place] for place in best[:most]]
 
-    def _similar(self, model: SentenceModel, query: str, places: Iterable[int]) -> dict[int, float]:
+    def _similar(self, model: SentenceModel, query: str, places: Sequence[int]) -> dict[int, float]:
         """Return how similar the tools' sentences are to the query."""
-        (wanted,) = model.embed([query])
-        return {place: sum(map(mul, wanted, self._vectors[place])) for place in places}
+        return dict(zip(places, model.similarities(query, [self._vectors[place] for place in places]), strict=True))
 
     @staticmethod
     def _merged(scores: Mapping[int, float], similar: Mapping[int, float]) -> list[int]:

@@ -81,7 +81,7 @@ def _workspace(folder: Path) -> Path:
     return folder.parent if folder.name in (".vscode", ".cursor") else folder
 
 
-MOST_SERVERS: Final = 200
+MAX_SERVERS: Final = 200
 _LARGEST_FILE: Final = 4 * 1024 * 1024
 _URL_VARIABLE: Final = re.compile(r"MCP_SERVER_(?P<name>[A-Z0-9_]+?)_URL")
 _STDIO: Final = ("", "stdio", "local")
@@ -134,8 +134,8 @@ def load_servers(settings: Settings) -> dict[str, ServerConfig]:
         found |= _entries(settings.mcp_servers, "mcp_servers", Path.cwd(), placeholders)
     found = {name: _apart(server, settings.download_directory) for name, server in found.items()}
     found = _with_addresses(found, os.environ)
-    if len(found) > MOST_SERVERS:
-        raise SettingsError(f"{len(found)} MCP servers are configured, more than {MOST_SERVERS}")
+    if len(found) > MAX_SERVERS:
+        raise SettingsError(f"{len(found)} MCP servers are configured, more than {MAX_SERVERS}")
     return found
 
 

@@ -97,7 +97,7 @@ async def open_process(
     on_end: OnEnd,
 ) -> AsyncGenerator[Streams]:
     """Start the server and yield the streams that the SDK's client wants; call `on_end` if it ends by itself."""
-    child, pipes = _started(server)
+    child, pipes = _start(server)
     reader = PipeReader(pipes.stdout, limit_bytes, memory, direct_calls.feed)
     process = _ServerProcess(server.name, child, pipes, reader, direct_calls, signs)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -121,7 +121,7 @@ async def open_process(
         process.close()
 
 
-def _started(server: StdioServer) -> tuple[Child, _Pipes]:
+def _start(server: StdioServer) -> tuple[Child, _Pipes]:
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
     ours_error, theirs_error = os.pipe()
@@ -194,7 +194,7 @@ class _ServerProcess:
                         continue
                     if isinstance(line, Overlong):
                         log.warning("MCP server %s sent a message of more than %d bytes", self._name, line.limit_bytes)
-                    message = self._probed(_message(line))
+                    message = self._check_probe_answer(_message(line))
                     if message is None:
                         return
                     await to_client.send(message)
@@ -219,7 +219,7 @@ class _ServerProcess:
         self._strange_lines += 1
         return self._strange_lines >= _STRANGE_LINES
 
-    def _probed(self, message: SessionMessage | Exception | None) -> SessionMessage | Exception | None:
+    def _check_probe_answer(self, message: SessionMessage | Exception | None) -> SessionMessage | Exception | None:
         """Return the message; a malformed one that can only answer the probe becomes a refusal of the probe."""
         if self._probe is None:
             return message

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 LINE_BYTES = 4 * 1024 * 1024
 """The longest request, with its arguments."""
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """The most values in one request: parsing 4 MB of empty lists takes a second, for which every session would wait."""
 _CANCEL_BYTES = 100
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -65,7 +65,7 @@ class TooDeep(ValueError):
     """A request is JSON, but nested too deeply to be parsed."""
 
 
-def parsed(line: bytes) -> CallMessage | CancelMessage | SearchMessage | JoinMessage:
+def parse(line: bytes) -> CallMessage | CancelMessage | SearchMessage | JoinMessage:
     """Return the request in a line. Raises ValueError if there is none."""
     try:
         return _REQUEST.validate_json(line)
@@ -80,7 +80,7 @@ def cancelled_by(line: bytes) -> int | None:
     if len(line) > _CANCEL_BYTES or b'"cancel"' not in line:
         return None
     try:
-        request = parsed(line)
+        request = parse(line)
     except ValueError:
         return None
     return request.id if isinstance(request, CancelMessage) else None
@@ -97,9 +97,9 @@ def has_too_many_values(line: bytes) -> bool:
 
     Most lines have too few even with those inside strings, so strings are removed only if needed.
     """
-    if len(line) <= MOST_VALUES or _separators(line) <= MOST_VALUES:
+    if len(line) <= MAX_VALUES or _separators(line) <= MAX_VALUES:
         return False
-    return _separators(_TEXT.sub(b"", line, count=MOST_VALUES)) > MOST_VALUES
+    return _separators(_TEXT.sub(b"", line, count=MAX_VALUES)) > MAX_VALUES
 
 
 def _separators(line: bytes) -> int:

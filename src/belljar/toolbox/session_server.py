@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-from belljar.egress.session_sockets import SessionSocket, serving_as
+from belljar.egress.session_sockets import SessionSocket, open_protocol_server
 from belljar.ipc import Line, Lines, Overlong
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
@@ -21,7 +21,7 @@ from belljar.toolbox.fair_share import CALL_S, SLICE_S, FairShare, FairShares, c
 from belljar.toolbox.large_results import encoded
 from belljar.toolbox.session_requests import (
     LINE_BYTES,
-    MOST_VALUES,
+    MAX_VALUES,
     CallMessage,
     CancelMessage,
     JoinMessage,
@@ -30,18 +30,18 @@ from belljar.toolbox.session_requests import (
     cancelled_by,
     has_too_many_values,
     number_in,
-    parsed,
+    parse,
 )
 
-_MOST_CONNECTIONS = 16
+_MAX_CONNECTIONS = 16
 # Limits of one session over all its connections, because its requests and unread answers are in the server's memory.
-_MOST_IN_FLIGHT = 64
-_MOST_ASKED_BYTES = 2 * LINE_BYTES
+_MAX_IN_FLIGHT = 64
+_MAX_ASKED_BYTES = 2 * LINE_BYTES
 _SMALL_BYTES = 65_536
 """Longer lines are read from one connection at a time."""
-_MOST_WAITING_BYTES = 4 * _SMALL_BYTES
+_MAX_WAITING_BYTES = 4 * _SMALL_BYTES
 """Requests of one connection that are read before they can start, because a cancellation of them may follow."""
-_MOST_CANCELLED = 4_096
+_MAX_CANCELLED = 4_096
 _SEARCH_S = 0.05
 """The most that a search is charged, because it may have waited for other work."""
 
@@ -75,7 +75,7 @@ class ToolServer:
 
     def admit(self, connection: "_SessionConnection") -> bool:
         """Add a connection; return False if there are too many."""
-        if len(self._connections) >= _MOST_CONNECTIONS:
+        if len(self._connections) >= _MAX_CONNECTIONS:
             return False
         self._connections.add(connection)
         return True
@@ -100,7 +100,7 @@ class ToolServer:
         """Reserve a place for a request of that size; return False if there is none."""
         if self.unsent.is_full:
             return False
-        if self.under_way >= _MOST_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MOST_ASKED_BYTES):
+        if self.under_way >= _MAX_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MAX_ASKED_BYTES):
             return False
         self.under_way += 1
         self._asked_bytes += size_bytes
@@ -198,7 +198,7 @@ class _SessionConnection(asyncio.Protocol):
             task.cancel()
         elif self._next is not None and self._next[0].id == number:
             self._next = None
-        elif self._waiting and len(self._cancelled) < _MOST_CANCELLED:
+        elif self._waiting and len(self._cancelled) < _MAX_CANCELLED:
             self._cancelled.add(number)
 
     def start_requests(self) -> None:
@@ -217,7 +217,7 @@ class _SessionConnection(asyncio.Protocol):
                 request, size_bytes = self._next
                 self._next = None
                 self._start(request, size_bytes)
-            elif self._next[1] + self._waiting_bytes > _MOST_WAITING_BYTES:
+            elif self._next[1] + self._waiting_bytes > _MAX_WAITING_BYTES:
                 self._transport.pause_reading()
                 return
             else:
@@ -241,10 +241,10 @@ class _SessionConnection(asyncio.Protocol):
         if isinstance(line, Overlong):
             return self._hang_up()
         if has_too_many_values(line):
-            few = f"the arguments have more than {MOST_VALUES:,} values; pass fewer at once"
+            few = f"the arguments have more than {MAX_VALUES:,} values; pass fewer at once"
             return self._refuse_arguments(line, few)
         try:
-            request = parsed(line)
+            request = parse(line)
         except TooDeep:
             return self._refuse_arguments(line, "the arguments are nested too deeply to be read; pass flatter ones")
         except ValueError:
@@ -321,7 +321,7 @@ async def open_tool_server(
     """
     server = ToolServer(broker, find, folder_inside, paces)
     try:
-        async with serving_as(folder, name, server.serve, session_socket=listener):
+        async with open_protocol_server(folder, name, server.serve, session_socket=listener):
             yield server
     finally:
         with contextlib.suppress(OSError):
@@ -336,7 +336,7 @@ def _size(line: Line) -> int:
 # its answers is closed, because they take the server's memory. Its pending calls end with an error, and it connects
 # again for the next one.
 
-MOST_BYTES: Final = 8 * 1024 * 1024
+MAX_BYTES: Final = 8 * 1024 * 1024
 """Unread answers of one session over all its connections: by default two of the largest (`tool_result_bytes`)."""
 BACKLOG_S: Final = 10.0
 """How long more than that may wait, because many large answers may come at once, and reading them takes time."""
@@ -344,7 +344,7 @@ ANSWER_S: Final = 60.0
 """How long a single answer may wait, because a cell may compute for a while before it reads."""
 _PIECE_BYTES: Final = 262_144
 """The most that is given to a transport at once, because it keeps what it cannot send in memory."""
-_MOST_SAID_BYTES: Final = 4 * _PIECE_BYTES
+_MAX_SAID_BYTES: Final = 4 * _PIECE_BYTES
 
 
 class Unsent:
@@ -363,7 +363,7 @@ class Unsent:
     @property
     def is_full(self) -> bool:
         """Return whether too much waits; meanwhile no request of the session is started."""
-        return self.size_bytes > MOST_BYTES
+        return self.size_bytes > MAX_BYTES
 
     def add(self, outgoing: "Outgoing", size_bytes: int) -> None:
         """Count an answer that has to wait."""
@@ -430,7 +430,7 @@ class Outgoing:
     def say(self, message: JsonObject) -> None:
         """Send a short message without waiting."""
         self._transport.write(encoded(message) + b"\n")
-        if self._transport.get_write_buffer_size() > _MOST_SAID_BYTES:
+        if self._transport.get_write_buffer_size() > _MAX_SAID_BYTES:
             self.hang_up()
 
     async def send(self, line: bytes) -> None:

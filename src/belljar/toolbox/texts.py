@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 _HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 _FEWEST_SHOWN = 100
 _NAME_CHARS = 100
-_MOST_ALIKE = 20
+_MAX_ALIKE = 20
 
 
 def visible(text: object, limit: int) -> str:
@@ -63,7 +63,7 @@ def shown_arguments(arguments: Mapping[str, Any], limit: int) -> list[tuple[str,
     whole = [(_cut(_unhidden(name), _NAME_CHARS), _unhidden(value)) for name, value in arguments.items()]
     room = max(_FEWEST_SHOWN, limit // max(1, len(whole)))
     is_short = sum(len(name) + len(value) for name, value in whole) <= limit
-    return [(name, value if is_short else _cut(value, room)) for name, value in whole[:_MOST_SHOWN]]
+    return [(name, value if is_short else _cut(value, room)) for name, value in whole[:_MAX_SHOWN]]
 
 
 def _unhidden(value: Any) -> str:
@@ -87,7 +87,7 @@ def nearest(name: str, known: Collection[str]) -> str:
     """Return the known name that is most similar, or an empty text if none is similar."""
     # The comparison takes a millisecond for each name, and all sessions wait for it, so compare only the likeliest.
     name, pairs = name[:_NAME_CHARS], set(pairwise(name[:_NAME_CHARS]))
-    alike = nlargest(_MOST_ALIKE, known, key=lambda each: len(pairs.intersection(pairwise(each[:_NAME_CHARS]))))
+    alike = nlargest(_MAX_ALIKE, known, key=lambda each: len(pairs.intersection(pairwise(each[:_NAME_CHARS]))))
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.7)), "")
 
 

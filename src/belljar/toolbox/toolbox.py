@@ -17,7 +17,6 @@ from belljar.egress.session_sockets import SessionSocket
 from belljar.files.private import make_folder
 from belljar.inside import FOLDER
 from belljar.plugins import Plugins
-from belljar.sandboxes.base import Identity
 from belljar.settings import Settings
 from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
 from belljar.toolbox.broker import Broker
@@ -94,7 +93,7 @@ class Toolbox:
         """Wait, for a bounded time, until sessions can import a server; return why they cannot, or an empty text."""
         await self.upstreams.wait_for(server)
         self._look()
-        await self.written()
+        await self.wait_until_written()
         known = self._catalogue.servers.get(server)
         if known is None:
             return "there is no such server"
@@ -104,13 +103,13 @@ class Toolbox:
 
     def _look(self) -> None:
         """Take over the catalogue that the connections have now."""
-        if (catalogue := self.upstreams.known()) != self._catalogue:
+        if (catalogue := self.upstreams.catalogue_nowait()) != self._catalogue:
             self._know(catalogue)
             self._outdate()
 
     def states(self) -> dict[str, int]:
         """Return how many servers are connected, still connecting, and not reachable."""
-        servers = self.upstreams.known().servers.values()
+        servers = self.upstreams.catalogue_nowait().servers.values()
         connecting = sum(each.is_connecting for each in servers)
         away = sum(bool(each.error) for each in servers) - connecting
         return {"connected": len(servers) - connecting - away, "connecting": connecting, "unreachable": away}
@@ -177,13 +176,13 @@ class Toolbox:
 
     # The tree
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until every server was tried and the tree is written, at most `READY_S` for slow servers."""
         await self.upstreams.catalogue(READY_S)
         self._look()
-        await self.written()
+        await self.wait_until_written()
 
-    async def written(self) -> None:
+    async def wait_until_written(self) -> None:
         """Wait until the tree on disk is up to date."""
         await self._is_written.wait()
 
@@ -193,7 +192,7 @@ class Toolbox:
             await self._is_stale.wait()
             self._is_stale.clear()
             try:
-                self._know(self.upstreams.known())
+                self._know(self.upstreams.catalogue_nowait())
                 files = await asyncio.to_thread(generate, self._catalogue, self._shapes.for_all)
                 await asyncio.to_thread(self.tree.write, files)
             except Exception:
@@ -264,10 +263,6 @@ class Toolbox:
         """Return the folders that go on Python's path in a session."""
         return (INSIDE, self.tree.importable)
 
-    def show_in(self, workspace: Path, identity: Identity | None) -> None:
-        """Link the tree into a session folder, so that `ls servers` works there."""
-        self.tree.show_in(workspace, identity)
-
 
 @asynccontextmanager
 async def open_toolbox(
@@ -299,7 +294,7 @@ async def open_toolbox(
             shapes.remove_unowned()
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes, plugins=plugins)
             # Write the tree before any session can see it, with servers marked that are still connecting.
-            tree.write(generate(upstreams.known(), shapes.for_all))
+            tree.write(generate(upstreams.catalogue_nowait(), shapes.for_all))
             # Remove older versions before a session can see them, because they may hold another owner's shapes.
             tree.remove_older()
             writing = asyncio.get_running_loop().create_task(toolbox.keep_written())

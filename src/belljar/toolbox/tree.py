@@ -28,7 +28,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._versions: list[str] = _left_in(folder)
+        self._versions: list[str] = _earlier_versions(folder)
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +109,7 @@ def _open_up(folder: Path) -> None:
             (Path(place) / name).chmod(shown_mode(is_folder=False))
 
 
-def _left_in(folder: Path) -> list[str]:
+def _earlier_versions(folder: Path) -> list[str]:
     """Return the versions that an earlier server left, the newest last; none without a valid link.
 
     Unfinished versions and links are removed.
@@ -161,7 +161,7 @@ class TreeDirectory:
         make_missing(folder)
         make_missing(trees)
         self._clear(trees)
-        own, lock = (trees / self.run, -1) if self.hand_over is None else _locked(trees / KEPT)
+        own, lock = (trees / self.run, -1) if self.hand_over is None else _make_and_lock(trees / KEPT)
         for each in (*made, own):
             make_folder(each, shown_mode(is_folder=True))
         try:
@@ -182,7 +182,7 @@ class TreeDirectory:
                 remove_tree(leftover)
 
 
-def _locked(place: Path) -> tuple[Path, int]:
+def _make_and_lock(place: Path) -> tuple[Path, int]:
     """Make the folder and lock it; try again if another server removed it as a leftover before it was locked."""
     while True:
         make_missing(place)

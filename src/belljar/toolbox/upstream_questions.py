@@ -107,7 +107,7 @@ class CallsInFlight:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def entered(self, call: CallInFlight) -> AsyncGenerator[None]:
+    async def enter(self, call: CallInFlight) -> AsyncGenerator[None]:
         """Keep the call in flight within the block; the server's questions meanwhile may belong to it."""
         if self._must_take_turns:
             async with self._changed:

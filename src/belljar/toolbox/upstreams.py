@@ -35,8 +35,8 @@ from belljar.toolbox.server_config import ServerConfig, StdioServer, UnusableSer
 
 
 _KEPT_S: Final = 7 * 24 * 3600.0
-_MOST: Final = 1_000
-_MOST_BYTES: Final = 200_000
+_MAX: Final = 1_000
+_MAX_BYTES: Final = 200_000
 
 
 class ProtocolVersions:
@@ -60,7 +60,7 @@ class ProtocolVersions:
             self._seen.pop(_digest(server), None)
         if self._path is not None:
             # This overwrites what other belljar servers may have learned meanwhile; at worst they learn it again.
-            newest = dict(sorted(self._seen.items(), key=lambda item: item[1])[-_MOST:])
+            newest = dict(sorted(self._seen.items(), key=lambda item: item[1])[-_MAX:])
             _write(self._path, newest)
 
 
@@ -74,7 +74,7 @@ def _digest(server: ServerConfig) -> str:
 def _read(path: Path) -> dict[str, float]:
     try:
         with path.open("rb") as file:
-            found: object = json.loads(file.read(_MOST_BYTES))
+            found: object = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError):
         return {}
     listed = cast("dict[object, object]", found) if isinstance(found, dict) else {}
@@ -133,7 +133,7 @@ class UpstreamConnections:
         """Return the names of the configured servers."""
         return [*self._upstreams]
 
-    def known(self) -> Catalogue:
+    def catalogue_nowait(self) -> Catalogue:
         """Return what is known now, and start connecting to servers that were never tried or are due for a retry."""
         for upstream in self._upstreams.values():
             upstream.start()
@@ -141,7 +141,7 @@ class UpstreamConnections:
 
     async def catalogue(self, within_s: float | None = None) -> Catalogue:
         """Return what the servers offer once each has answered or failed for the first time, or the time is over."""
-        self.known()
+        self.catalogue_nowait()
         with anyio.move_on_after(within_s):
             for upstream in self._upstreams.values():
                 await upstream.first_attempt()
@@ -230,7 +230,7 @@ class Upstream:
         """Connect if that was never tried, or if it failed, is due for a retry, and no tools are known."""
         is_due = self._failure is not None and not self.catalogue.tools and time.monotonic() >= self._retry_at
         if not self._is_closed and (self._opening is None or is_due):
-            self._begin()
+            self._start_opening()
 
     async def first_attempt(self, within_s: float | None = None) -> None:
         """Wait until the first attempt to connect has succeeded or failed; do not wait for later attempts."""
@@ -249,7 +249,7 @@ class Upstream:
         """Read the catalogue again; a failure is recorded in the catalogue."""
         self._retry_at = 0.0
         try:
-            connection = await self._connected(None)
+            connection = await self._open_connection(None)
             self._take(await connection.read_catalogue())
         except UpstreamFailed as error:
             self._note(error)
@@ -257,7 +257,7 @@ class Upstream:
     async def call(self, tool: str, arguments: JsonObject, on_progress: OnProgress, ask: Ask) -> ToolAnswer:
         """Call a tool, on a new connection if the old one is gone."""
         for _ in range(_ATTEMPTS):
-            connection = await self._connected(self._limits.wait_s)
+            connection = await self._open_connection(self._limits.wait_s)
             try:
                 return await connection.call(tool, arguments, on_progress, ask)
             except SessionGone:
@@ -276,7 +276,7 @@ class Upstream:
         if self._connection is not None:
             await self._connection.aclose()
 
-    async def _connected(self, within_s: float | None) -> UpstreamConnection:
+    async def _open_connection(self, within_s: float | None) -> UpstreamConnection:
         """Return the open connection, after at most `within_s`. Raises UpstreamFailed, while connecting may go on."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
@@ -285,7 +285,7 @@ class Upstream:
         is_under_way = self._opening is not None and not self._opening.done()
         if not is_under_way and self._failure is not None and time.monotonic() < self._retry_at:
             raise _again(self._failure)
-        await asyncio.wait([self._begin()], timeout=within_s)
+        await asyncio.wait([self._start_opening()], timeout=within_s)
         if self._connection is not None and self._connection.is_open:
             return self._connection
         if still := self.still_connecting:
@@ -294,7 +294,7 @@ class Upstream:
             raise _again(self._failure)
         raise UpstreamFailed(f"MCP server {self._server.name} ended as soon as it was connected")
 
-    def _begin(self) -> asyncio.Task[None]:
+    def _start_opening(self) -> asyncio.Task[None]:
         """Start connecting, in a task that goes on if those who wait for it are cancelled; return the task."""
         if self._opening is None or self._opening.done():
             self._began_at = time.monotonic()
@@ -308,7 +308,7 @@ class Upstream:
             before, self._connection = self._connection, None
             await before.aclose()
         try:
-            connection = await self._negotiated()
+            connection = await self._negotiate()
         except UpstreamFailed as error:
             # The protocol version that the server had last time may no longer be right.
             self._versions.learn(self._server, is_legacy=False)
@@ -324,23 +324,23 @@ class Upstream:
         log.info("MCP server %s is connected: %d tools", self._server.name, len(connection.catalogue.tools))
         self._take(connection.catalogue)
 
-    async def _negotiated(self) -> UpstreamConnection:
+    async def _negotiate(self) -> UpstreamConnection:
         """Connect with the protocol version that the server is known to speak.
 
         A process that dies or falls silent after the newer protocol's first request is started again, with the older
         handshake only.
         """
         if self._versions.is_legacy(self._server):
-            return await self._opened(is_legacy=True)
+            return await self._connect(is_legacy=True)
         try:
-            return await self._opened(is_legacy=False)
+            return await self._connect(is_legacy=False)
         except UpstreamFailed as error:
             if self._candidate is None or not self._candidate.may_be_older:
                 raise
             log.info("%s; it is started again with the older protocol's handshake", error.message)
-        return await self._opened(is_legacy=True)
+        return await self._connect(is_legacy=True)
 
-    async def _opened(self, *, is_legacy: bool) -> UpstreamConnection:
+    async def _connect(self, *, is_legacy: bool) -> UpstreamConnection:
         if isinstance(self._server, UnusableServer):
             message = f"MCP server {self._server.name} {self._server.reason}"
             raise UpstreamFailed(message, detail=self._server.detail)

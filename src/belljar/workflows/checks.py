@@ -17,7 +17,7 @@ from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Catalogue, ToolDefinition
 from belljar.toolbox.texts import meant, nearest
 from belljar.workflows.definition import (
-    MOST_VARIABLES,
+    MAX_VARIABLES,
     CodeExecution,
     Condition,
     Definition,
@@ -81,8 +81,8 @@ class Checker:
                 self._add(definition, (*place, name), f"variable {name}: {error}")
         for name in given:
             known.setdefault(name, "a variable")
-        if len(known) > MOST_VARIABLES:
-            self._add(definition, place, f"there are {len(known):,} variables, the limit is {MOST_VARIABLES:,}")
+        if len(known) > MAX_VARIABLES:
+            self._add(definition, place, f"there are {len(known):,} variables, the limit is {MAX_VARIABLES:,}")
         every: dict[str, str] = dict(known)
         await self._steps(definition, definition.steps, known, every)
         for child in definition.children.values():

@@ -16,11 +16,11 @@ from belljar.policy.rules import Policy
 from belljar.toolbox.texts import nearest
 from belljar.workflows.text import LocatedText, Path, TextProblem, invalid
 
-MOST_STEPS = 10_000
-MOST_NESTED = 8
-MOST_BRANCHES = 16
-MOST_ITERATIONS = 10_000
-MOST_VARIABLES = 1_000
+MAX_STEPS = 10_000
+MAX_NESTED = 8
+MAX_BRANCHES = 16
+MAX_ITERATIONS = 10_000
+MAX_VARIABLES = 1_000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # Words that CEL or the format keeps for itself.
 RESERVED = frozenset(
@@ -145,7 +145,7 @@ class Loop(DefinitionTable):
     for_: str | list[Any] | None = Field(None, alias="for", description="A list, or an expression that is one")
     as_: Name = Field("item", alias="as", description="The variable that has the value")
     while_: str | bool | None = Field(None, alias="while", description="An expression that is true or false")
-    most: int | None = Field(None, ge=1, le=MOST_ITERATIONS, description="The most rounds of `while`")
+    most: int | None = Field(None, ge=1, le=MAX_ITERATIONS, description="The most rounds of `while`")
     steps: RawSteps = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class Loop(DefinitionTable):
 class Parallel(DefinitionTable):
     """Lists of steps side by side, each in a fork of the session."""
 
-    branches: list[RawSteps] = Field(min_length=1, max_length=MOST_BRANCHES)
+    branches: list[RawSteps] = Field(min_length=1, max_length=MAX_BRANCHES)
 
 
 class CodeExecution(DefinitionTable):
@@ -394,9 +394,9 @@ class _Parser:
         found: list[Step] = []
         for index, each in enumerate(cast("list[Any]", data)):
             self._count += 1
-            if self._count > MOST_STEPS:
-                if self._count == MOST_STEPS + 1:
-                    message = f"there are more than {MOST_STEPS:,} steps"
+            if self._count > MAX_STEPS:
+                if self._count == MAX_STEPS + 1:
+                    message = f"there are more than {MAX_STEPS:,} steps"
                     hint = "Repeat steps in a loop over a list"
                     self.problems.append(self._source.problem((*place, index), message, hint))
                 break
@@ -423,8 +423,8 @@ class _Parser:
         if kind.schema is not None and config is not None:
             self._check_schema(kind.schema, given, (*place, "config"))
         blocks: list[tuple[Step, ...]] = []
-        if kind.blocks and depth >= MOST_NESTED:
-            message = f"steps are nested more than {MOST_NESTED} deep"
+        if kind.blocks and depth >= MAX_NESTED:
+            message = f"steps are nested more than {MAX_NESTED} deep"
             self.problems.append(
                 self._source.problem(place, message, "Put the inner ones into a workflow of their own")
             )

@@ -34,7 +34,7 @@ class FormRunner:
         if config.target is None:
             asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
             kept = {name: value for name, value in given.items() if name not in faults}
-            answered = await self._answered(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
+            answered = await self._ask_person(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
             if isinstance(answered, StepOutcome):
                 return answered
             return self._run.finish(path, attempt, StepOutcome(given_values(answered[0])))
@@ -47,7 +47,7 @@ class FormRunner:
         except ValueError as error:
             return self._run.finish(path, attempt, failed_step(str(error), "error"))
         question = RunQuestion("form", message, form.asked, form.values)
-        answered = await self._answered(config, path, attempt, question, form.missing)
+        answered = await self._ask_person(config, path, attempt, question, form.missing)
         if isinstance(answered, StepOutcome):
             return answered
         values, person = answered
@@ -57,7 +57,7 @@ class FormRunner:
             return self._run.finish(path, attempt, failed_step(f"the form was not filled in: {filled.error}", "error"))
         return self._run.finish(path, attempt, StepOutcome(filled.value))
 
-    async def _answered(
+    async def _ask_person(
         self, config: FormStep, path: str, attempt: int, question: RunQuestion, faults: Mapping[str, str]
     ) -> StepOutcome | tuple[dict[str, Any], list[str]]:
         """Return all values and the names of those that the person gave; or how the question ended without them."""
@@ -67,9 +67,9 @@ class FormRunner:
             if not question.schema and (config.fields or (config.target is not None and not question.message)):
                 return question.given, []  # nothing is missing, and there is nothing to consent to
             reasons = [f"{name}: {fault}" for name, fault in faults.items()]
-            told = "\n".join(filter(None, [question.message, *reasons])) or "Fill in the form"
+            message = "\n".join(filter(None, [question.message, *reasons])) or "Fill in the form"
             now = time.time()
-            asked = replace(question, message=told, asked_at=now)
+            asked = replace(question, message=message, asked_at=now)
             await run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
             run.note(path, attempt)
         with run.asking():

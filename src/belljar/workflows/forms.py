@@ -10,8 +10,8 @@ from typing import Any, cast
 from belljar.workflows.definition import CodeExecution, FilledTarget, Step, StepForm
 from belljar.workflows.questions import schema_problem
 
-MOST_FIELDS = 500
-MOST_REASON_CHARS = 200
+MAX_FIELDS = 500
+MAX_REASON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ def read_form(found: Any) -> ReadForm:
     if not all(isinstance(each, dict) for each in (schema, values, missing)):
         raise ValueError("the session read no form")
     properties: Any = cast("dict[str, Any]", schema).get("properties")
-    reasons = {str(name): str(why)[:MOST_REASON_CHARS] for name, why in cast("dict[str, Any]", missing).items()}
-    if len(reasons) > MOST_FIELDS or not isinstance(properties, dict):
+    reasons = {str(name): str(why)[:MAX_REASON_CHARS] for name, why in cast("dict[str, Any]", missing).items()}
+    if len(reasons) > MAX_FIELDS or not isinstance(properties, dict):
         raise ValueError("the session read a form whose fields do not fit its schema")
     if secret := [name for name in reasons if name not in properties]:
         # A run's questions and answers are on record, where no password belongs.

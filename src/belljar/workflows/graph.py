@@ -4,7 +4,7 @@ from html import escape
 
 from belljar.workflows.definition import Condition, Definition, Loop, Parallel, Step, SubWorkflow
 
-MOST_LABEL_CHARS = 60
+MAX_LABEL_CHARS = 60
 _ROW, _INDENT, _WIDTH, _BOX = 44, 28, 360, 32
 _COLOURS = {
     "code_execution": "#e8f0fe",
@@ -98,7 +98,7 @@ def what(step: Step) -> str:
 
 def _label(text: str) -> str:
     line = " ".join(text.split())
-    cut = line if len(line) <= MOST_LABEL_CHARS else f"{line[: MOST_LABEL_CHARS - 1]}…"
+    cut = line if len(line) <= MAX_LABEL_CHARS else f"{line[: MAX_LABEL_CHARS - 1]}…"
     # Mermaid reads entities; quotes, brackets and braces would end the label.
     return "".join(f"#{ord(each)};" if each in '"#;<>{}[]()|`&' else each for each in cut)
 
@@ -144,4 +144,4 @@ def _rows(steps: tuple[Step, ...], level: int, rows: list[tuple[int, str, str, s
 
 def _cut(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= MOST_LABEL_CHARS else f"{line[: MOST_LABEL_CHARS - 1]}…"
+    return line if len(line) <= MAX_LABEL_CHARS else f"{line[: MAX_LABEL_CHARS - 1]}…"

@@ -12,7 +12,7 @@ from belljar.errors import Busy
 from belljar.sessions.registry import Registry
 from belljar.workflows.checks import Tools
 from belljar.workflows.definition import (
-    MOST_ITERATIONS,
+    MAX_ITERATIONS,
     Condition,
     Definition,
     Goto,
@@ -165,8 +165,8 @@ class RunInterpreter:
             if not isinstance(found, list):
                 raise TemplateFailed(f"for is {type(found).__name__}, not a list")
             items = cast("list[Any]", found)
-            if len(items) > MOST_ITERATIONS:
-                raise TemplateFailed(f"for has {len(items):,} items, the limit is {MOST_ITERATIONS:,}")
+            if len(items) > MAX_ITERATIONS:
+                raise TemplateFailed(f"for has {len(items):,} items, the limit is {MAX_ITERATIONS:,}")
             decided = {"items": plain(items)}
             self._run.decide(path, "running", decided)
             self._run.tell("begin", path, f"{len(items)} rounds")

@@ -14,11 +14,11 @@ from typing import Any
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.toolbox.texts import meant
 from belljar.workflows.definition import Definition, StepKind, SubWorkflow, parse
-from belljar.workflows.text import MOST_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
+from belljar.workflows.text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
-MOST_SUBWORKFLOWS = 100
-MOST_SUB_DEPTH = 8
+MAX_SUBWORKFLOWS = 100
+MAX_SUB_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Library:
             return []
         return sorted({path.stem for path in self._folder.iterdir() if path.suffix in ENDINGS and path.is_file()})
 
-    def named(self, name: str) -> Definition:
+    def by_name(self, name: str) -> Definition:
         """Return a workflow of `workflows_directory`, with its form checked."""
         return self._read(self._text_named(name))
 
@@ -67,11 +67,11 @@ class Library:
         """Return the workflow of a file, with its form checked."""
         return self._read(FoundText(_read_file(path), str(path), path.resolve().parent), which)
 
-    def sent(self, text: str) -> Definition:
+    def from_text(self, text: str) -> Definition:
         """Return the workflow of a text that a client sent, with its form checked."""
         return self._read(FoundText(text, ""))
 
-    def stored(self, text: str, file: str, texts: Mapping[str, str], which: str = "") -> Definition:
+    def from_record(self, text: str, file: str, texts: Mapping[str, str], which: str = "") -> Definition:
         """Return the workflow of a run from the texts on its record."""
 
         def find(step: SubWorkflow, _around: FoundText, key: str) -> FoundText:
@@ -80,7 +80,7 @@ class Library:
         return self._read(FoundText(text, file), which, find)
 
     def _read(self, found: FoundText, which: str = "", find: Find | None = None) -> Definition:
-        budget = [MOST_SUBWORKFLOWS]
+        budget = [MAX_SUBWORKFLOWS]
         return self._with_children(found, which, find or self._find, "", (), budget)
 
     def _with_children(
@@ -97,8 +97,8 @@ class Library:
             if reference in children:
                 continue
             budget[0] -= 1
-            if len(around) >= MOST_SUB_DEPTH or budget[0] < 0:
-                message = f"sub-workflows are nested more than {MOST_SUB_DEPTH} deep, or there are too many of them"
+            if len(around) >= MAX_SUB_DEPTH or budget[0] < 0:
+                message = f"sub-workflows are nested more than {MAX_SUB_DEPTH} deep, or there are too many of them"
                 raise invalid([source.problem(step.place, message)])
             below = f"{key}>{reference}"
             inner = self._located(find, step.config, found, below, source, step.place)
@@ -143,7 +143,7 @@ def reference_of(config: SubWorkflow) -> str:
 
 
 def texts_of(definition: Definition, key: str = "") -> dict[str, str]:
-    """Return the texts of all sub-workflows, by the keys that `Library.stored` looks for."""
+    """Return the texts of all sub-workflows, by the keys that `Library.from_record` looks for."""
     found: dict[str, str] = {}
     for reference, child in definition.children.items():
         below = f"{key}>{reference}"
@@ -188,10 +188,10 @@ def _content(definition: Definition, place: tuple[str | int, ...]) -> Any:
 def _read_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_TEXT_BYTES + 1)
-        if len(content) > MOST_TEXT_BYTES:
+            content = file.read(MAX_TEXT_BYTES + 1)
+        if len(content) > MAX_TEXT_BYTES:
             hint = "Put data into files and repeat steps in a loop"
-            raise invalid([TextProblem(f"the text has more than {MOST_TEXT_BYTES:,} bytes", str(path), 0, hint)])
+            raise invalid([TextProblem(f"the text has more than {MAX_TEXT_BYTES:,} bytes", str(path), 0, hint)])
         return content.decode("utf-8-sig")
     except OSError as error:
         raise InvalidArgument(

@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 from belljar.errors import Busy
 from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
 from belljar.workflows.definition import Definition
-from belljar.workflows.outcomes import StepOutcome, error_of, told
+from belljar.workflows.outcomes import StepOutcome, error_of, outcome_text
 from belljar.workflows.questions import RunQuestion
 
 POLL_S = 1.0
 """How often a run looks whether another process has answered it or wants it stopped."""
-MOST_EVENTS = 2_000
-MOST_BUSY_S = 300.0
+MAX_EVENTS = 2_000
+MAX_BUSY_S = 300.0
 Work = TypeVar("Work")
 EventKind = Literal["begin", "output", "end", "ask", "note"]
 
@@ -65,7 +65,7 @@ class LiveRun:
         """The attempts of each step so far, by path, in order."""
         for step in records.steps(record.id):
             self.log.setdefault(step.path, []).append(step)
-        self.events: deque[RunEvent] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[RunEvent] = deque(maxlen=MAX_EVENTS)
         self.number = 0
         self.has_output_readers = False
         self.task: asyncio.Task[None] | None = None
@@ -225,7 +225,7 @@ class LiveRun:
 
     async def patiently(self, work: Callable[[], Awaitable[Work]]) -> Work:
         """Do work again while it is refused because the server is too busy or its journal cannot be written."""
-        ends_at = time.monotonic() + MOST_BUSY_S
+        ends_at = time.monotonic() + MAX_BUSY_S
         while True:
             try:
                 return await work()
@@ -264,7 +264,7 @@ class LiveRun:
         value = json.dumps({**outcome.value, "failure": outcome.failure})
         self.records.finish(self.id, path, attempt, outcome.state, value=value, error=error_of(outcome), notes=notes)
         self.note(path, attempt)
-        self.tell("end", path, told(outcome))
+        self.tell("end", path, outcome_text(outcome))
         if notes:
             self.tell("note", path, notes)
         return outcome

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from belljar.journal.run_records import StepRecord
 from belljar.workflows.definition import Definition
-from belljar.workflows.templates import MOST_VALUE_BYTES, TemplateFailed, evaluated, plain_value, rendered
+from belljar.workflows.templates import MAX_VALUE_BYTES, TemplateFailed, evaluated, plain_value, rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def error_of(outcome: StepOutcome) -> str:
     return "" if outcome.state == "done" else outcome.error
 
 
-def told(outcome: StepOutcome) -> str:
+def outcome_text(outcome: StepOutcome) -> str:
     """Return how a step ended, in a few words."""
     if outcome.state != "done":
         return f"{outcome.state}: {outcome.error}" if outcome.error != outcome.state else outcome.state
@@ -82,7 +82,7 @@ def told(outcome: StepOutcome) -> str:
 def composite_value(result: Any) -> dict[str, Any]:
     """Return the value of a step that has others in it."""
     size = len(json.dumps(result))
-    if size > MOST_VALUE_BYTES:
+    if size > MAX_VALUE_BYTES:
         return {"result_bytes": size, "status": "done"}
     return {**NOTHING, "result": result, "status": "done"}
 

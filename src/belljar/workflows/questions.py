@@ -10,8 +10,8 @@ from belljar.outputs.terminal_text import printable
 from belljar.toolbox.base import Question
 
 Kind = Literal["form", "approval", "fate", "held"]
-MOST_FIELDS = 50
-MOST_ANSWER_BYTES = 64 * 1024
+MAX_FIELDS = 50
+MAX_ANSWER_BYTES = 64 * 1024
 _FLAT = ("string", "number", "integer", "boolean")
 _KEYWORDS = frozenset(
     [
@@ -94,8 +94,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
     if schema.get("type", "object") != "object" or not isinstance(properties, Mapping) or not properties:
         return "the schema is no object with properties"
     named = cast("Mapping[str, Any]", properties)
-    if len(named) > MOST_FIELDS:
-        return f"the schema has {len(named)} fields, the limit is {MOST_FIELDS}"
+    if len(named) > MAX_FIELDS:
+        return f"the schema has {len(named)} fields, the limit is {MAX_FIELDS}"
     for name, entry in named.items():
         if not isinstance(entry, Mapping):
             return f"field {name} is no schema"
@@ -146,8 +146,8 @@ def missing_fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> tupl
 
 def checked_answer(question: RunQuestion, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an answer; raise `InvalidArgument` for one that does not fit."""
-    if len(json.dumps(answer)) > MOST_ANSWER_BYTES:
-        raise InvalidArgument(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes", hint="Answer with less text")
+    if len(json.dumps(answer)) > MAX_ANSWER_BYTES:
+        raise InvalidArgument(f"the answer has more than {MAX_ANSWER_BYTES:,} bytes", hint="Answer with less text")
     properties: dict[str, Any] = question.schema.get("properties", {})
     if unknown := [name for name in answer if name not in properties]:
         hint = f"It asks for {', '.join(properties)}" if properties else "It asks for consent: answer with {}"

@@ -23,13 +23,13 @@ from belljar.sessions.hibernation import in_words
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.toolbox.base import Question
-from belljar.workflows.templates import MOST_VALUE_BYTES
+from belljar.workflows.templates import MAX_VALUE_BYTES
 
 STATE_PREFIX = "run-state-"
-MOST_STDOUT_CHARS = 16_000
-MOST_FILES = 100
+MAX_STDOUT_CHARS = 16_000
+MAX_FILES = 100
 RETRY_S = 0.5
-MOST_BUSY_S = 300.0
+MAX_BUSY_S = 300.0
 _TAIL = 64
 """The event of the result is among the last ones of an execution: notices about files and limits come after it."""
 _USES_STEPS = re.compile(r"\bsteps\b")
@@ -118,7 +118,7 @@ class RunSession:
 
     async def _awake(self) -> Session:
         """Return the session; wait while it is just being put to sleep, or there is no room for one more."""
-        ends_at = time.monotonic() + MOST_BUSY_S
+        ends_at = time.monotonic() + MAX_BUSY_S
         while True:
             try:
                 return await self._sessions.reach(self.id, self._principal)
@@ -219,8 +219,8 @@ class RunSession:
         """Return what later steps can read of an execution."""
         value: dict[str, Any] = {
             "result": result.result,
-            "stdout": result.stdout[:MOST_STDOUT_CHARS],
-            "files": [file.name for file in result.files[:MOST_FILES]],
+            "stdout": result.stdout[:MAX_STDOUT_CHARS],
+            "files": [file.name for file in result.files[:MAX_FILES]],
             "status": "done" if result.status == "ok" else "failed",
             "error": result.error or result.cause or "",
         }
@@ -230,7 +230,7 @@ class RunSession:
         size = len(json.dumps(value["result"]))
         if found is not None and "size" in found:
             size = max(size, int(found["size"]))
-        if size > MOST_VALUE_BYTES:
+        if size > MAX_VALUE_BYTES:
             del value["result"]
             value["result_bytes"] = size
         return value

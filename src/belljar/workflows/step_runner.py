@@ -46,7 +46,7 @@ from belljar.workflows.questions import RunQuestion, about_fields, fate_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import TemplateFailed, rendered
 
-MOST_BACKOFF_S = 3_600.0
+MAX_BACKOFF_S = 3_600.0
 _RAN = "had begun when its server ended, and it is not known how far it came"
 _UNSAVED = "ran to its end, but its server ended before the variables that it left were saved"
 
@@ -136,7 +136,7 @@ class StepRunner:
 
     async def _back_off(self, step: Step, path: str) -> None:
         backoff_s = step.retry.backoff_s if step.retry is not None else 0.0
-        wait_s = min(MOST_BACKOFF_S, backoff_s * 2 ** (self._run.failures(path) - 1))
+        wait_s = min(MAX_BACKOFF_S, backoff_s * 2 ** (self._run.failures(path) - 1))
         self._run.tell("note", path, f"failed, tried again in {wait_s:g} s" if wait_s else "failed, tried again")
         ends_at = time.monotonic() + wait_s
         while (left_s := ends_at - time.monotonic()) > 0:
@@ -266,12 +266,12 @@ class StepRunner:
                 await execution.wait_for_change(POLL_S)
                 await self._stop_if_wanted(execution)
             elif approved and (await session.recordable(question)).message == approved:
-                execution.reply(QuestionReply("accept"), execution.questions)
+                execution.reply(QuestionReply("accept"), execution.question_number)
                 approved = ""
             elif question.is_ours and self._is_before_anything(execution, question, expected):
                 # Nothing of it has happened, so it need not wait with a process: it is tried again with the answer.
                 parked = await session.recordable(question)
-                execution.reply(QuestionReply("cancel"), execution.questions)
+                execution.reply(QuestionReply("cancel"), execution.question_number)
             else:
                 await self._hold(execution, question, path, attempt, session)
         self._pass_on(execution, path, seen)
@@ -296,7 +296,7 @@ class StepRunner:
         self, execution: Execution, question: Question, path: str, attempt: int, session: RunSession
     ) -> None:
         """Put a question that a cell waits with to a person; the cell's process is held meanwhile."""
-        run, number = self._run, execution.questions
+        run, number = self._run, execution.question_number
         recorded = await session.recordable(question)
         asked = RunQuestion(
             "held",
@@ -309,7 +309,7 @@ class StepRunner:
         )
         await run.ask(path, attempt, asked)
         with run.resting(), run.asking(is_held=True):
-            while not execution.is_finished and execution.questions == number and execution.question is not None:
+            while not execution.is_finished and execution.question_number == number and execution.question is not None:
                 row = run.records.step(run.id, path, attempt)
                 if row is not None and row.state == "answered":
                     answer = json.loads(row.answer or "{}")

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from belljar.policy.expressions import Expression, ExpressionFailed
 
-MOST_VALUE_BYTES = 256 * 1024
+MAX_VALUE_BYTES = 256 * 1024
 """The largest value of a step or an expression, as JSON."""
-MOST_SHOWN_CHARS = 100
+MAX_SHOWN_CHARS = 100
 _QUOTES = "\"'"
 
 
@@ -30,7 +30,7 @@ def parts_of(text: str) -> list[tuple[bool, str]]:
             parts.append((False, text[place:begin]))
         end = _end_of(text, begin + 2)
         if end < 0:
-            raise ValueError(f"{text[begin : begin + MOST_SHOWN_CHARS]!r} has no closing }}}}")
+            raise ValueError(f"{text[begin : begin + MAX_SHOWN_CHARS]!r} has no closing }}}}")
         parts.append((True, text[begin + 2 : end].strip()))
         place = end + 2
     if place < len(text):
@@ -97,19 +97,21 @@ def evaluated(text: str, values: Mapping[str, Any]) -> Any:
         # What the author wrote into the expression counts as values to go through: the author may be hostile.
         found = expression.value(needed, literals=len(text))
     except ExpressionFailed as error:
-        raise TemplateFailed(f"{{{{ {text[:MOST_SHOWN_CHARS]} }}}} has no value: {_told(str(error), needed)}") from None
+        raise TemplateFailed(
+            f"{{{{ {text[:MAX_SHOWN_CHARS]} }}}} has no value: {_with_size(str(error), needed)}"
+        ) from None
     try:
         return plain_value(found)
     except ValueError as error:
-        raise TemplateFailed(f"{{{{ {text[:MOST_SHOWN_CHARS]} }}}}: {error}") from None
+        raise TemplateFailed(f"{{{{ {text[:MAX_SHOWN_CHARS]} }}}}: {error}") from None
 
 
-def _told(reason: str, values: Mapping[str, Any]) -> str:
+def _with_size(reason: str, values: Mapping[str, Any]) -> str:
     """Return the reason, with what is known of a step whose result was too large to be kept."""
     for name, value in values.items():
         if isinstance(value, Mapping) and isinstance(size := cast("Mapping[str, Any]", value).get("result_bytes"), int):
             return (
-                f"{reason}; the result of {name} has {size:,} bytes, more than the {MOST_VALUE_BYTES:,} that are kept: "
+                f"{reason}; the result of {name} has {size:,} bytes, more than the {MAX_VALUE_BYTES:,} that are kept: "
                 "leave large data in variables or files of the session, and return what decides"
             )
     return reason
@@ -132,8 +134,8 @@ def _rendered_text(text: str, values: Mapping[str, Any]) -> Any:
         return evaluated(next(piece for is_expression, piece in parts if is_expression), values)
     pieces = [as_text(evaluated(piece, values)) if is_expression else piece for is_expression, piece in parts]
     whole = "".join(pieces)
-    if len(whole) > MOST_VALUE_BYTES:
-        raise TemplateFailed(f"a text has {len(whole):,} characters with its values, the limit is {MOST_VALUE_BYTES:,}")
+    if len(whole) > MAX_VALUE_BYTES:
+        raise TemplateFailed(f"a text has {len(whole):,} characters with its values, the limit is {MAX_VALUE_BYTES:,}")
     return whole
 
 
@@ -146,8 +148,8 @@ def plain_value(value: Any) -> Any:
     """Return a value as JSON has it; raises ValueError for one that JSON has not, or that is too large."""
     plain = _plain(value, 0)
     size = len(json.dumps(plain))
-    if size > MOST_VALUE_BYTES:
-        raise ValueError(f"the value has {size:,} bytes, the limit is {MOST_VALUE_BYTES:,}")
+    if size > MAX_VALUE_BYTES:
+        raise ValueError(f"the value has {size:,} bytes, the limit is {MAX_VALUE_BYTES:,}")
     return plain
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from belljar.errors import WorkflowInvalid
 
-MOST_TEXT_BYTES = 4 * 1024 * 1024
-MOST_VALUES = 400_000
-MOST_DEPTH = 64
-MOST_PROBLEMS = 20
+MAX_TEXT_BYTES = 4 * 1024 * 1024
+MAX_VALUES = 400_000
+MAX_DEPTH = 64
+MAX_PROBLEMS = 20
 _SHOWN_CHARS = 200
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE, _FALSE = frozenset({"true", "True", "TRUE"}), frozenset({"false", "False", "FALSE"})
@@ -45,9 +45,9 @@ class TextProblem:
 def invalid(problems: list[TextProblem]) -> WorkflowInvalid:
     """Return the error that tells all problems, as many as a person reads."""
     problems = sorted(problems, key=lambda problem: (problem.file, problem.line))
-    lines = [str(problem) for problem in problems[:MOST_PROBLEMS]]
-    if len(problems) > MOST_PROBLEMS:
-        lines.append(f"and {len(problems) - MOST_PROBLEMS} more")
+    lines = [str(problem) for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
     return WorkflowInvalid("\n".join(lines))
 
 
@@ -75,9 +75,9 @@ class LocatedText:
 def read_text(text: str, file: str = "") -> LocatedText:
     """Return the value of a YAML or JSON text; raise `WorkflowInvalid` with the line of what is wrong."""
     size = len(text.encode(errors="replace"))
-    if size > MOST_TEXT_BYTES:
+    if size > MAX_TEXT_BYTES:
         hint = "Put data into files and repeat steps in a loop"
-        raise invalid([TextProblem(f"the text has {size:,} bytes, the limit is {MOST_TEXT_BYTES:,}", file, 0, hint)])
+        raise invalid([TextProblem(f"the text has {size:,} bytes, the limit is {MAX_TEXT_BYTES:,}", file, 0, hint)])
     import yaml  # it takes 20 ms to import, and most servers run no workflow
 
     reader = _YamlReader(file, yaml)
@@ -122,8 +122,8 @@ class _YamlReader:
         self.lines[path] = event.start_mark.line + 1
         if isinstance(event, self._yaml.AliasEvent):
             return self._alias(event)
-        if depth > MOST_DEPTH:
-            raise self._error(event, f"values are nested more than {MOST_DEPTH} deep")
+        if depth > MAX_DEPTH:
+            raise self._error(event, f"values are nested more than {MAX_DEPTH} deep")
         before = self._count
         self._add(event, 1)
         anchor = event.anchor
@@ -177,10 +177,10 @@ class _YamlReader:
 
     def _add(self, event: Any, count: int) -> None:
         self._count += count
-        if self._count > MOST_VALUES:
+        if self._count > MAX_VALUES:
             raise self._error(
                 event,
-                f"there are more than {MOST_VALUES:,} values, those that aliases stand for included",
+                f"there are more than {MAX_VALUES:,} values, those that aliases stand for included",
                 "Repeat steps in a loop, and keep data in files",
             )
 

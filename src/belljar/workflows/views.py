@@ -11,9 +11,9 @@ from belljar.models import Model
 from belljar.sessions.session import iso
 from belljar.workflows.questions import read_question
 
-MOST_STEPS_SHOWN = 60
-MOST_RESULT_CHARS = 500
-MOST_ERROR_CHARS = 2_000
+MAX_STEPS_SHOWN = 60
+MAX_RESULT_CHARS = 500
+MAX_ERROR_CHARS = 2_000
 
 
 class QuestionInfo(Model):
@@ -75,7 +75,7 @@ class WorkflowInfo(Model):
     """Why it cannot be run as it is."""
 
 
-def run_info(run: RunRecord, state: RunState, steps: Sequence[StepRecord], *, most: int = MOST_STEPS_SHOWN) -> RunInfo:
+def run_info(run: RunRecord, state: RunState, steps: Sequence[StepRecord], *, most: int = MAX_STEPS_SHOWN) -> RunInfo:
     """Return what is known of a run; `state` is its state as of now."""
     latest = latest_attempts(steps)
     questions = [question_info(step) for step in latest if step.state == "waiting" and step.question]
@@ -132,8 +132,8 @@ def _step_info(step: StepRecord) -> StepInfo:
     value: dict[str, Any] = json.loads(step.value) if step.value else {}
     result = value.get("result")
     shown = json.dumps(result, ensure_ascii=False)
-    if len(shown) > MOST_RESULT_CHARS:
-        result = f"{shown[: MOST_RESULT_CHARS - 1]}…"
+    if len(shown) > MAX_RESULT_CHARS:
+        result = f"{shown[: MAX_RESULT_CHARS - 1]}…"
     elif "result_bytes" in value:
         result = f"<{value['result_bytes']:,} bytes, not kept>"
     return StepInfo(
@@ -141,8 +141,8 @@ def _step_info(step: StepRecord) -> StepInfo:
         state=step.state,
         attempt=step.attempt,
         result=result,
-        error=step.error[:MOST_ERROR_CHARS],
-        notes=step.notes[:MOST_ERROR_CHARS],
+        error=step.error[:MAX_ERROR_CHARS],
+        notes=step.notes[:MAX_ERROR_CHARS],
         execution_id=step.execution_id,
         duration_s=round(step.ended_at - step.began_at, 3) if step.ended_at else None,
     )

@@ -33,7 +33,7 @@ from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
 LOOK_S = 5.0
 """How often a server looks for runs that nobody drives and that can go on."""
-MOST_LISTED = 100
+MAX_LISTED = 100
 CLIENT = ("client", "elicitation")
 """Who brings answers that a client may have made up or passed on."""
 ID_CHARS = 16
@@ -74,7 +74,7 @@ class Workflows:
     async def check(self, definition: Definition, given: Iterable[str] = ()) -> None:
         """Raise `WorkflowInvalid` with every problem of a workflow."""
         checker = Checker(
-            self._sessions.trial_guard(),
+            self._sessions.guardrails.trial(),
             self._settings.environment,
             self._toolbox,
             max_code_bytes=self._settings.max_code_bytes,
@@ -84,9 +84,9 @@ class Workflows:
     def known(self) -> list[WorkflowInfo]:
         """Return the workflows that have names."""
         found: list[WorkflowInfo] = []
-        for name in self.library.names()[:MOST_LISTED]:
+        for name in self.library.names()[:MAX_LISTED]:
             try:
-                definition = self.library.named(name)
+                definition = self.library.by_name(name)
             except BelljarError as error:
                 found.append(WorkflowInfo(name=name, error=error.message))
                 continue
@@ -177,7 +177,7 @@ class Workflows:
         return self._drive(self._find(record.id, record.principal), definition, reruns_failed=reruns_failed)
 
     def _definition(self, record: RunRecord) -> Definition:
-        return self.library.stored(record.text, record.source, json.loads(record.texts), record.name)
+        return self.library.from_record(record.text, record.source, json.loads(record.texts), record.name)
 
     def _drive(self, record: RunRecord, definition: Definition, *, reruns_failed: bool = False) -> LiveRun:
         run = LiveRun(record, definition, self._records, hold_s=self._settings.workflow_hold_s)
@@ -271,7 +271,7 @@ class Workflows:
     ) -> LiveRun | None:
         """Record a person's answer to a question of a run, and have the run go on; the run if this server drives it."""
         record = self._find(run_id, principal)
-        asked = self._asked(record, step)
+        asked = self._find_question(record, step)
         question = read_question(asked.question or "")
         if question.in_console and by in CLIENT:
             raise InvalidArgument(
@@ -298,7 +298,7 @@ class Workflows:
         except Busy:
             return None  # the answer is on record, and a server takes the run up when it looks again
 
-    def _asked(self, record: RunRecord, step: str) -> StepRecord:
+    def _find_question(self, record: RunRecord, step: str) -> StepRecord:
         """Return the step whose question is to be answered; raise with what became of it if nobody waits for it."""
         if record.state in ENDED:
             raise InvalidArgument(f"run {record.id} waits for no answer: it is {record.state}", hint=record.end)
@@ -361,7 +361,7 @@ class Workflows:
         options = {} if most is None else {"most": most}
         return run_info(record, self.state_of(record), self._records.steps(record.id), **options)
 
-    def list(self, principal: str, most: int = MOST_LISTED) -> list[RunInfo]:
+    def list(self, principal: str, most: int = MAX_LISTED) -> list[RunInfo]:
         """Return the caller's latest runs, newest first, without their steps."""
         return [
             run_info(record, self.state_of(record), self._records.steps(record.id), most=0)

@@ -1,13 +1,13 @@
 // The form that runs a cell: Ctrl+Enter, names that fit where one types (Tab), and all without leaving the page.
 
-const MOST_SHOWN = 50;
+const MAX_SHOWN = 50;
 
 export function startComposing() {
   const form = /** @type {HTMLFormElement | null} */ (document.getElementById("compose"));
   const code = /** @type {HTMLTextAreaElement | null} */ (document.getElementById("code"));
-  const told = document.getElementById("compose-told");
+  const failure = document.getElementById("compose-error");
   const session = document.getElementById("cells")?.dataset.session;
-  if (!form || !code || !told || !session) return;
+  if (!form || !code || !failure || !session) return;
   const names = new NameList(code, session);
 
   code.addEventListener("keydown", (event) => {
@@ -28,15 +28,15 @@ export function startComposing() {
     event.preventDefault();
     const button = form.querySelector("button");
     if (button?.disabled) return; // it is on its way already
-    told.hidden = true;
+    failure.hidden = true;
     if (button) button.disabled = true;
     try {
       await posted(`/api/v1/sessions/${encodeURIComponent(session)}/executions`, { code: code.value });
       code.value = "";
       code.rows = 3;
     } catch (error) {
-      told.textContent = error instanceof Error ? error.message : String(error);
-      told.hidden = false;
+      failure.textContent = error instanceof Error ? error.message : String(error);
+      failure.hidden = false;
     } finally {
       if (button) button.disabled = false;
     }
@@ -129,7 +129,7 @@ class NameList {
   /** @param {string[]} matches */
   show(matches) {
     this.list.replaceChildren(
-      ...matches.slice(0, MOST_SHOWN).map((match, place) => {
+      ...matches.slice(0, MAX_SHOWN).map((match, place) => {
         const option = document.createElement("li");
         option.id = `name-${place}`;
         option.setAttribute("role", "option");

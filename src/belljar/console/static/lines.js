@@ -3,7 +3,7 @@
 import { parsed } from "./patch.js";
 
 const LINE_PIXELS = 20;
-const MOST_PIXELS = 8_000_000;
+const MAX_PIXELS = 8_000_000;
 const AT_ONCE = 200;
 const LOOK_MS = 1000;
 
@@ -48,7 +48,7 @@ class Viewer {
   }
 
   get height() {
-    return Math.min(MOST_PIXELS, this.total * LINE_PIXELS);
+    return Math.min(MAX_PIXELS, this.total * LINE_PIXELS);
   }
 
   get seen() {

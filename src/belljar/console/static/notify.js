@@ -34,8 +34,8 @@ export function startNotifications() {
     const answer = await Notification.requestPermission();
     if (answer === "granted") localStorage.setItem(ON, "1");
     box.checked = answer === "granted";
-    const told = document.getElementById("notify-told");
-    if (told) told.hidden = answer === "granted";
+    const blocked = document.getElementById("notify-blocked");
+    if (blocked) blocked.hidden = answer === "granted";
     if (answer === "granted") listen();
   });
   // Another tab has switched it on or off.

@@ -45,13 +45,13 @@ _UPGRADES = {"-U", "--upgrade"}
 _NOT_OURS = {"-h", "--help", "-t", "--target", "--prefix", "--root", "--dry-run"}
 _IMPORTS = """
 import importlib, json, sys
-told = {}
+errors = {}
 for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except BaseException as error:
-        told[name] = f"{type(error).__name__}: {error}"
-sys.stderr.write("\\n" + json.dumps(told))
+        errors[name] = f"{type(error).__name__}: {error}"
+sys.stderr.write("\\n" + json.dumps(errors))
 """
 
 

@@ -35,7 +35,7 @@ __all__ = [
 _FOLDER = Path.cwd() / "workspace"
 _TEXT = (".txt", ".md", ".log", ".html", ".xml", ".yaml", ".yml", ".toml")
 _MISSING: Any = object()
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 def save(name: str, value: Any) -> Path:
@@ -59,7 +59,7 @@ def load(name: str, default: Any = _MISSING) -> Any:
     if not _path(name).exists():
         if default is not _MISSING:
             return default
-        there = ", ".join(map(repr, names()[:_MOST_NAMED])) or "nothing"
+        there = ", ".join(map(repr, names()[:_MAX_NAMED])) or "nothing"
         raise FileNotFoundError(f"there is no {name!r} in workspace/ (there is {there}); pass a default to begin with")
     ending = Path(name).suffix.lower()
     if ending == ".json":

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import socket
+import stat
 import struct
 import termios
 import threading
@@ -26,10 +27,11 @@ _BEGINS, _GOES_ON = b"\1", b"\0"
 _LENGTH = struct.Struct("!I")
 _LENGTH_NATIVE = struct.Struct("i")
 _SYSTEMS_SHARE = 8_192
+_STDERR = 2
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = array.array("i")
-_MOST_DESCRIPTORS = socket.CMSG_SPACE(16 * _DESCRIPTORS.itemsize)
+_MAX_DESCRIPTORS = socket.CMSG_SPACE(16 * _DESCRIPTORS.itemsize)
 
 
 class Channel:
@@ -39,6 +41,7 @@ class Channel:
         self._sock = sock
         # Programs that the session starts must not inherit it, because they would keep it open after the runner's end.
         sock.set_inheritable(False)
+        sock.settimeout(None)  # else it has the default timeout that a cell may have set
         self._in_packets = sock.type == socket.SOCK_SEQPACKET
         self._buffer = bytearray()
         self._descriptors: list[int] = []
@@ -66,10 +69,17 @@ class Channel:
 
         `if_room`: drop them rather than wait when the socket is full, because the host may not be reading.
         """
-        if self.is_forked():
-            return
-        frames = [*map(_frame, messages)]
-        packets = [packet for frame in frames for packet in _packets(frame)] if self._in_packets else [b"".join(frames)]
+        if not self.is_forked():
+            self.send_encoded(self.encode(*messages), if_room=if_room)
+
+    def encode(self, *messages: dict[str, Any]) -> "list[bytes]":
+        """Return messages as they go over a socket of this kind."""
+        if not self._in_packets:
+            return [encode_stream(*messages)]
+        return [packet for message in messages for packet in _packets(_frame(message))]
+
+    def send_encoded(self, packets: "list[bytes]", *, if_room: bool = False) -> None:
+        """Send what `encode` returned."""
         if self._sender == threading.get_ident():
             self._later += packets  # from a finaliser that runs while a message is sent; sent after that message
             return
@@ -115,7 +125,7 @@ class Channel:
             self._buffer += chunk
 
     def _read(self) -> bytes:
-        chunk, ancillary, _, _ = self._sock.recvmsg(262_144, _MOST_DESCRIPTORS, _CLOSE_ON_EXEC)
+        chunk, ancillary, _, _ = self._sock.recvmsg(262_144, _MAX_DESCRIPTORS, _CLOSE_ON_EXEC)
         if not chunk:
             raise EOFError
         if self._in_packets:
@@ -127,7 +137,7 @@ class Channel:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = len(data) - len(data) % _DESCRIPTORS.itemsize
-                self._descriptors += array.array("i", data[:whole])
+                self._descriptors += map(_above_standard, array.array("i", data[:whole]))
         return chunk
 
     def _give_up_message(self) -> None:
@@ -143,8 +153,15 @@ class Channel:
         return taken
 
     def close(self) -> None:
-        """Close the socket, in a forked copy of the process, which has another connection or none."""
+        """Close the socket. Called in a forked process, which has another connection or none."""
         self._sock.close()
+
+    def is_open(self) -> bool:
+        """Return whether there is a socket at its descriptor: a cell may have closed it by number."""
+        try:
+            return stat.S_ISSOCK(os.fstat(self._sock.fileno()).st_mode)
+        except OSError:
+            return False
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for polling."""
@@ -160,6 +177,20 @@ class Channel:
     def has_buffered(self) -> bool:
         """Return whether bytes of a message are buffered, so that polling the socket would miss them."""
         return bool(self._buffer)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Return the descriptor, by another number if it is that of a standard stream which a cell has closed."""
+    if descriptor > _STDERR:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    os.close(descriptor)
+    return moved
+
+
+def encode_stream(*messages: dict[str, Any]) -> bytes:
+    """Return messages as they go over a socket that is no socket of packets."""
+    return b"".join(map(_frame, messages))
 
 
 def _frame(message: dict[str, Any]) -> bytes:

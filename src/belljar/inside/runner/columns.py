@@ -19,10 +19,10 @@ from .raw_objects import (
 
 __builtins__ = {**vars(builtins)}  # see `raw_objects`
 
-MOST_SORTED = 1_000_000
+MAX_SORTED = 1_000_000
 """Numbers and times are sorted up to here, in a few tenths of a second that nothing can interrupt."""
-MOST_SORTED_TEXTS = 300_000
-MOST_SORTED_OBJECTS = 200_000
+MAX_SORTED_TEXTS = 300_000
+MAX_SORTED_OBJECTS = 200_000
 _KINDS = {"b": "boolean", "i": "number", "u": "number", "f": "number", "c": "number", "M": "time", "m": "time"}
 _TEXT_KINDS = frozenset("SUT")
 _NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex", "M": "datetime64", "m": "timedelta64"}
@@ -98,7 +98,7 @@ class ObjectColumn(Column):
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """See `Column`. Numbers come before texts; whatever else there is counts as missing."""
-        _check_count(self.length, MOST_SORTED_OBJECTS)
+        _check_count(self.length, MAX_SORTED_OBJECTS)
         numbers: list[tuple[Any, int]] = []
         texts: list[tuple[str, int]] = []
         missing: list[int] = []
@@ -160,7 +160,7 @@ class ArrayColumn(Column):
         values = self._values
         if values.dtype.kind not in "biufMmSU":
             return super().order(deadline)
-        _check_count(self.length, MOST_SORTED_TEXTS if values.dtype.kind in "SU" else MOST_SORTED)
+        _check_count(self.length, MAX_SORTED_TEXTS if values.dtype.kind in "SU" else MAX_SORTED)
         order = values.argsort(kind="stable")
         # numpy sorts NaN and NaT to the end, and neither is equal to itself.
         missing = (values != values).nonzero()[0].shape[0] if values.dtype.kind in "fMm" else 0
@@ -182,7 +182,7 @@ class MaskedColumn(ArrayColumn):
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """See `Column`."""
-        _check_count(self.length, MOST_SORTED)
+        _check_count(self.length, MAX_SORTED)
         order = self._values.argsort(kind="stable")
         lacks = self._mask[order]
         return order[~lacks], order[lacks]
@@ -207,7 +207,7 @@ class CategoricalColumn(Column):
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """See `Column`."""
-        _check_count(self.length, MOST_SORTED)
+        _check_count(self.length, MAX_SORTED)
         order = self._codes.argsort(kind="stable")
         missing = (self._codes < 0).nonzero()[0].shape[0]
         return order[missing:], order[:missing]
@@ -233,7 +233,7 @@ class ArrowColumn(Column):
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """See `Column`."""
-        _check_count(self.length, MOST_SORTED_OBJECTS)
+        _check_count(self.length, MAX_SORTED_OBJECTS)
         return ObjectColumn(self.listed(self._values)).order(deadline)
 
 
@@ -266,7 +266,7 @@ class KeyColumn(Column):
 
     def order(self, deadline: Deadline) -> "tuple[Any, Any]":
         """See `Column`."""
-        _check_count(self.length, MOST_SORTED_OBJECTS)
+        _check_count(self.length, MAX_SORTED_OBJECTS)
         return ObjectColumn([self._value(place, deadline) for place in range(self.length)]).order(deadline)
 
     def _value(self, place: int, deadline: Deadline) -> Any:

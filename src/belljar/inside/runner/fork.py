@@ -1,6 +1,6 @@
-"""Copies of this process by fork: a kernel, or a snapshot, which runs nothing until a kernel is forked from it.
+"""Forks of this process: a kernel, or a checkpoint, which runs nothing until a kernel is forked from it.
 
-A copy is not the host's child. Where Linux does not tell the host how such a process ended, the copy has a keeper: the
+A fork is not the host's child. Where Linux does not tell the host how such a process ended, the fork has a keeper: the
 process that forked it stays, waits for it, and writes its exit status into a pipe.
 """
 
@@ -25,10 +25,10 @@ from . import gpu, vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
-"""The order of the descriptors that come with a request; a request for a snapshot brings only the first."""
-MOST = STATUS + 1
+"""The order of the descriptors that come with a request; a request for a checkpoint brings only the first."""
+MAX = STATUS + 1
 
-# Libraries whose threads hold locks; a copy has no such threads, so nothing would ever release those locks in it.
+# Libraries whose threads hold locks; a fork has no such threads, so nothing would ever release those locks in it.
 _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
 _KEEPER = """
 import os, sys
@@ -37,8 +37,8 @@ _, code = os.waitpid(kernel, 0)
 os.write(status, b'{"status": %d}' % os.waitstatus_to_exitcode(code))
 """
 _SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
-_PATIENCE_S = 0.5
-_MOST_BYTES = 65_536
+_TIMEOUT_S = 0.5
+_MAX_BYTES = 65_536
 
 
 def fork_kernel(
@@ -49,30 +49,34 @@ def fork_kernel(
     has_keeper: bool,
     is_session: bool = True,
 ) -> bool:
-    """Fork a kernel; return True in the copy and False in this process.
+    """Fork a kernel; return True in the fork and False in this process.
 
-    `enter`: moves the copy into another sandbox. `is_hidden`: the copy is no child of this process, so that a cell's
-    `os.wait()` does not see it. `has_keeper`: a process stays that reports how the copy ended. `is_session`: this
-    process is a live session, so its keeper must not hold on to the session's memory.
+    `enter`: moves the fork into another sandbox. `is_hidden`: the fork is no child of this process, so that a cell's
+    `os.wait()` does not see it. `has_keeper`: a process stays that reports how the fork ended. `is_session`: this
+    process is a live session, so its keeper must not hold on to the session's memory, and the fork draws the random
+    numbers that the session would.
     """
-    first = _fork()
+    numbers = random.getstate() if is_session else None
+    first = fork_process()
     if first:
         if is_hidden:
-            _check(_wait_for(first))
+            check(wait_for(first))
         return False
     if is_hidden:
-        _reparent()
+        reparent()
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if enter is not None:
             enter()
-        kernel = _fork()
+        kernel = fork_process()
     except BaseException as error:
         refuse(descriptors, error)
         os._exit(1)
     if kernel == 0:
-        _start_copy()
+        start_fork()
+        if numbers is not None:
+            random.setstate(numbers)
         return True
     if not has_keeper:
         os._exit(0)
@@ -81,18 +85,18 @@ def fork_kernel(
 
 
 def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]") -> None:
-    """Fork a kernel that has no keeper; `become` is called in the copy and never returns.
+    """Fork a kernel that has no keeper; `become` is called in the fork and never returns.
 
-    Between this process and the copy is one that enters the sandbox. Here it shares our memory, which takes 5 ms of
+    Between this process and the fork is one that enters the sandbox. Here it shares our memory, which takes 5 ms of
     processor time instead of 14. Not for a session, whose threads must not run on while another process is in its
     memory.
     """
 
     def start() -> None:
         enter()
-        if _fork() == 0:
+        if fork_process() == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            _start_copy()
+            start_fork()
             become()
 
     vfork.run_in_child(start)
@@ -123,24 +127,13 @@ def enter_sandbox(sandbox: "dict[str, Any]", holder: int, groups: "list[int]") -
     os.close(holder)
 
 
-def fork_snapshot() -> bool:
-    """Fork a snapshot; return True in it and False in this process. It has no keeper, and is not our child."""
-    first = _fork()
-    if first:
-        _check(_wait_for(first))
-        return False
-    _reparent()
-    _start_copy()
-    return True
-
-
-def _reparent() -> None:
+def reparent() -> None:
     """Fork once more and continue in the child, which is orphaned and so is not a child of the origin.
 
-    The calling process exits in any case, because it is not a copy yet and still has the origin's socket.
+    The calling process exits in any case, because it is not a fork yet and still has the origin's socket.
     """
     try:
-        child = _fork()
+        child = fork_process()
     except OSError as error:
         os._exit(error.errno or errno.EAGAIN)
     except BaseException:
@@ -149,8 +142,8 @@ def _reparent() -> None:
         os._exit(0)
 
 
-def _check(status: int) -> None:
-    """Raise the error that `_reparent` exited with, if any."""
+def check(status: int) -> None:
+    """Raise the error that `reparent` exited with, if any."""
     if status:
         raise OSError(status, os.strerror(status))
 
@@ -162,41 +155,48 @@ def reason_of(error: OSError) -> str:
     return str(error)
 
 
-def _start_copy() -> None:
-    """Give the copy a session id of its own, and its main thread its id, which stays the origin's up to Python 3.12."""
+def start_fork() -> None:
+    """Give the fork a session id of its own, and its main thread its id."""
     os.setsid()
+    own_thread_id()
+
+
+def own_thread_id() -> None:
+    """Give the main thread of a fork its own id, which stays the origin's up to Python 3.12."""
     thread = threading.main_thread()
     if hasattr(thread, "_set_native_id"):
         thread._set_native_id()  # pyright: ignore
 
 
-def _fork() -> int:
-    with warnings.catch_warnings(), _copying():
-        # Python 3.12 warns about threads that a fork does not copy; the host gets their names from `uncloneable`.
+def fork_process() -> int:
+    """Fork as `os.fork` does, for a kernel or a checkpoint."""
+    with warnings.catch_warnings(), forking():
+        # Python 3.12 warns about threads that a fork does not copy; the host gets their names from `lost_in_fork`.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
-_copied_by: set[int] = set()
-"""The ids of threads that are forking a copy right now."""
+_forking_threads: set[int] = set()
+"""The ids of threads that are forking a kernel or a checkpoint right now."""
 
 
 @contextlib.contextmanager
-def _copying() -> Generator[None, None, None]:
+def forking() -> Generator[None, None, None]:
+    """Mark what is forked in the block as a kernel or a checkpoint, for fork hooks: see `is_forking`."""
     thread = threading.get_ident()
-    _copied_by.add(thread)
+    _forking_threads.add(thread)
     try:
         yield
     finally:
-        _copied_by.discard(thread)
+        _forking_threads.discard(thread)
 
 
-def is_copying() -> bool:
-    """Return whether the fork under way makes a copy of the kernel and not a child of the session. For fork hooks."""
-    return threading.get_ident() in _copied_by
+def is_forking() -> bool:
+    """Return whether the fork under way makes a kernel or a checkpoint, no child of the session. For fork hooks."""
+    return threading.get_ident() in _forking_threads
 
 
-def _wait_for(child: int) -> int:
+def wait_for(child: int) -> int:
     """Return the exit status of a child; 0 when somebody else has reaped it."""
     with contextlib.suppress(ChildProcessError):  # the session ignores SIGCHLD, or a thread of it waits for any child
         _, status = os.waitpid(child, 0)
@@ -223,7 +223,7 @@ def _shed_memory(kernel: int, status: int) -> None:
 
 
 def refuse(descriptors: "list[int]", error: BaseException) -> None:
-    """Tell the host why it gets no copy."""
+    """Tell the host why it gets no fork."""
     _tell(descriptors[STATUS], {"error": f"{type(error).__name__}: {error}"})
 
 
@@ -248,14 +248,14 @@ def reap() -> None:
             pass
 
 
-# In the copy
+# In the fork
 
 
 def take_streams(descriptors: list[int]) -> socket.socket:
-    """Put the copy's own pipes at 1 and 2 and an empty input at 0, and return its socket to the host."""
+    """Put the fork's own pipes at 1 and 2 and an empty input at 0, and return its socket to the host."""
     for descriptor, number in ((descriptors[STDOUT], 1), (descriptors[STDERR], 2)):
         os.dup2(descriptor, number)
-    # Not the origin's input, because it is the same pipe in all copies, and they could communicate through it.
+    # Not the origin's input, because it is the same pipe in all forks, and they could communicate through it.
     reading, writing = os.pipe()
     os.close(writing)
     if reading != 0:  # it is 0 when a cell has closed the old input
@@ -271,29 +271,34 @@ def own_proc_entry() -> None:
     own_proc_entry()
 
 
-def silence_streams() -> None:
-    """Put a pipe without a reader at 1 and 2, because a snapshot has no output."""
+def open_silent_pipe() -> int:
+    """Return the write end of a pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
-    for number in (1, 2):
-        os.dup2(writing, number)
-    os.close(writing)
+    return writing
+
+
+def open_dead_socket() -> int:
+    """Return a socket whose peer has closed it."""
+    peer, end = socket.socketpair()
+    peer.close()
+    return end.detach()
 
 
 def close_inherited(excepted: "Iterable[int]") -> None:
-    """Close every descriptor except these and the standard ones. For copies of a zygote, which own nothing else."""
+    """Close every descriptor except these and the standard ones. For forks of a zygote, which own nothing else."""
     _close_all_but({0, 1, 2, *excepted})
 
 
 def detach_inherited(excepted: "Iterable[int]") -> None:
-    """Detach a copy of a live session from the origin's descriptors.
+    """Detach a fork of a live session from the origin's descriptors.
 
-    Open files are reopened, so that the copy has its own offsets. Sockets and pipes cannot be shared; in the copy they
+    Open files are reopened, so that the fork has its own offsets. Sockets and pipes cannot be shared; in the fork they
     behave as if the peer had closed them.
     """
     own = {0, 1, 2, *excepted}
     dead = -1
-    for descriptor in _open_descriptors():
+    for descriptor in open_descriptors():
         if descriptor in own:
             continue
         try:
@@ -301,18 +306,16 @@ def detach_inherited(excepted: "Iterable[int]") -> None:
         except OSError:
             continue
         if stat.S_ISREG(mode):
-            _reopen(descriptor)
+            reopen(descriptor)
         elif stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
             if dead < 0:
-                peer, end = socket.socketpair()
-                peer.close()
-                dead = end.detach()
+                dead = open_dead_socket()
             os.dup2(dead, descriptor, inheritable=False)
     if dead >= 0:
         os.close(dead)
 
 
-def _reopen(descriptor: int) -> None:
+def reopen(descriptor: int) -> None:
     """Reopen a file by its path, which in another sandbox leads to that sandbox's copy of the file."""
     import fcntl
 
@@ -329,7 +332,7 @@ def _reopen(descriptor: int) -> None:
 
 
 def reseed() -> None:
-    """Seed all random generators anew, because what libraries seeded before the fork is the same in every copy."""
+    """Seed all random generators anew, because what libraries seeded before the fork is the same in every fork."""
     random.seed()
     stir_random()
     numpy = sys.modules.get("numpy")
@@ -354,15 +357,15 @@ def stir_random() -> None:
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
-# What a copy would lack, and whether it would work
+# What a fork would lack, and whether it would work
 
 
-def uncloneable(own: "Iterable[int]") -> "list[str]":
-    """Return what a fork does not copy, as text for a person: threads, child processes, sockets not in `own`."""
+def lost_in_fork(own: "Iterable[int]") -> "list[str]":
+    """Return what a fork lacks, as text for a person: threads, child processes, sockets not in `own`."""
     lost = [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
     lost += [f"process {_name_of(pid)} ({pid})" for pid in _children()]
     sockets = 0
-    for descriptor in _open_descriptors():
+    for descriptor in open_descriptors():
         with contextlib.suppress(OSError):
             if descriptor not in {0, 1, 2, *own} and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 sockets += 1
@@ -372,7 +375,7 @@ def uncloneable(own: "Iterable[int]") -> "list[str]":
 
 
 def left_behind() -> "list[str]":
-    """Return what a copy in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
+    """Return what a fork in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
     temporary = os.environ.get("TMPDIR", "")
     try:
         shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -384,17 +387,17 @@ def left_behind() -> "list[str]":
 
 
 def obstacle() -> str:
-    """End the threads of known libraries, and return why a copy would hang; empty when it would not."""
+    """End the threads of known libraries, and return why a fork would hang; empty when it would not."""
     if gpu.is_in_use():
         return gpu.HELD
     if not _native_threads():
         return ""
-    maps = Path("/proc/self/maps").read_text(errors="replace")
+    maps = _memory_maps()
     found = next((name for library, name in _HANGING_LIBRARIES.items() if library in maps), "")
     if not found:
         return ""
-    _end_pools(maps)
-    deadline = time.monotonic() + _PATIENCE_S
+    end_pools()
+    deadline = time.monotonic() + _TIMEOUT_S
     while _native_threads():
         if time.monotonic() > deadline:
             return f"threads of {found} are running, and a copy of the process would hang in it"
@@ -402,14 +405,19 @@ def obstacle() -> str:
     return ""
 
 
+def _memory_maps() -> str:
+    return Path("/proc/self/maps").read_text(errors="replace")
+
+
 def _native_threads() -> int:
     return thread_count() - threading.active_count()
 
 
-def _end_pools(maps: str) -> None:
+def end_pools() -> None:
     """End the threads of OpenMP and OpenBLAS, which start new ones when they have work for them."""
     import ctypes
 
+    maps = _memory_maps()
     for path in {"/" + line.partition("/")[2] for line in maps.splitlines() if "libgomp" in line}:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(path).omp_pause_resource_all(_SOFTLY)
@@ -418,10 +426,10 @@ def _end_pools(maps: str) -> None:
     if child == 0:
         os._exit(0)
     if child > 0:
-        _wait_for(child)
+        wait_for(child)
 
 
-# By `os`, not by `pathlib`: these run whenever a state is kept, and the copy gets a page for each page that they touch.
+# By `os`, not by `pathlib`: these run whenever a checkpoint is forked, and each page that they touch is then copied.
 
 
 def thread_count() -> int:
@@ -429,7 +437,8 @@ def thread_count() -> int:
     return len(_names("/proc/self/task"))
 
 
-def _open_descriptors() -> "list[int]":
+def open_descriptors() -> "list[int]":
+    """Return the numbers of all open descriptors, and of the one that lists them."""
     return [*map(int, _names("/proc/self/fd"))]
 
 
@@ -439,7 +448,7 @@ def _children() -> "list[int]":
         with contextlib.suppress(OSError):
             descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                found += map(int, os.read(descriptor, _MOST_BYTES).split())
+                found += map(int, os.read(descriptor, _MAX_BYTES).split())
             finally:
                 os.close(descriptor)
     return found

@@ -1,6 +1,6 @@
 """What the runner knows of GPUs: whether this process uses one, making a context ahead, tensors without their GPU.
 
-A process that has opened a GPU's driver cannot be copied: the copy would have the memory, and no connection to the
+A process that has opened a GPU's driver cannot be forked: the fork would have the memory, and no connection to the
 driver. Loads no library that the session has not loaded itself, except where it is asked to make a context.
 """
 

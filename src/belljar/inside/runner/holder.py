@@ -1,10 +1,10 @@
 """Start a kernel beside a process that keeps the sandbox open.
 
 `holder.py STATUS SOCKET WORD KEEPS SHELL FLAG SCRIPT COMMAND…`: a sandbox ends with its first process. If that were the
-kernel, every snapshot of it would end with it. So this first process becomes the shell's script, which waits for ever,
-and starts the command as a process that is not its child. The kernel's process writes WORD, given in hexadecimal, into
-SOCKET first, so that the host knows who its peer is. If KEEPS is 1, a keeper process stays behind that waits for the
-kernel and writes its exit status to STATUS.
+kernel, every checkpoint of it would end with it. So this first process becomes the shell's script, which waits for
+ever, and starts the command as a process that is not its child. The kernel's process writes WORD, given in hexadecimal,
+into SOCKET first, so that the host knows who its peer is. If KEEPS is 1, a keeper process stays behind that waits for
+the kernel and writes its exit status to STATUS.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Moves the heap of this process into huge pages, so that forks of it are cheaper.
 
-A fork copies an entry of the page table for every 4 KiB of memory that is the process's own, and the copy's end visits
-them all again. A huge page, of 2 MiB, is one entry. What a copy writes to is still copied in pieces of 4 KiB.
+A fork copies an entry of the page table for every 4 KiB of memory that is the process's own, and the fork's end visits
+them all again. A huge page, of 2 MiB, is one entry. What a fork writes to is still copied in pieces of 4 KiB.
 """
 
 import contextlib

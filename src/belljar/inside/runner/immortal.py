@@ -1,6 +1,6 @@
 """Makes the objects that every cell touches immortal, so that counting references does not write to their pages.
 
-A copy shares its memory with the zygote until one of them writes, and CPython writes to an object whenever it is
+A fork shares its memory with the zygote until one of them writes, and CPython writes to an object whenever it is
 referred to. Objects whose count is the greatest possible are left alone since Python 3.12 (PEP 683). For those of
 IPython and the standard library, 100,000 in 0.2 s, this makes a session's checkpoint smaller by 1.5 MB of 3.8.
 """

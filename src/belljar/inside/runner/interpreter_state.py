@@ -52,13 +52,13 @@ _start: _Start | None = None
 
 def remember_start(shell: Any) -> None:
     """Record the state before the first cell, to know later what the session changed. Only the first call counts."""
-    global _start  # one for each process; a copy of a session keeps that of the origin
+    global _start  # one for each process; a fork of a session keeps that of the origin
     if _start is None:
         _start = _Start(dict(shell.user_ns), dict(os.environ), list(sys.path), list(warnings.filters))
 
 
 def move_start(environment: dict[str, str]) -> None:
-    """Record the environment variables that a copy was started with, because the session has not set them itself."""
+    """Record the environment variables that a fork was started with, because the session has not set them itself."""
     if _start is not None:
         _start.environment.update(environment)
 

@@ -11,7 +11,7 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from . import rich_output
 
-MOST_MATCHES = 1_000
+MAX_MATCHES = 1_000
 LONGEST_MATCH = 1_000
 LONGEST_FORM = 200_000
 NOTHING_FOUND: dict[str, Any] = {"type": "inspection", "data": {}}
@@ -27,7 +27,7 @@ def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
     try:
         with provisionalcompleter():
             found = rectify_completions(code, shell.Completer.completions(code, cursor))
-            matches = list(itertools.islice(found, MOST_MATCHES))
+            matches = list(itertools.islice(found, MAX_MATCHES))
     except Exception:
         return no_completion(cursor)  # a property or a completer of the session raised
     if not matches:

@@ -11,7 +11,7 @@ from typing import Any
 
 _CAPABILITY_VERSION = 0x20080522
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 47, 4
-_MOST_CAPABILITIES = 64
+_MAX_CAPABILITIES = 64
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
@@ -24,7 +24,7 @@ def enter(holder: int, flags: int, uid: int, gid: int) -> None:
     _check(_libc.setns(holder, flags), "setns")
     os.setresgid(gid, gid, gid)
     # Drop the bounding set before the user changes, because that needs a capability.
-    for capability in range(_MOST_CAPABILITIES):
+    for capability in range(_MAX_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
     os.setresuid(uid, uid, uid)

@@ -25,8 +25,8 @@ from typing import Any
 __builtins__ = {**vars(builtins)}
 
 LONGEST_TYPE_NAME = 100
-MOST_DIGIT_BITS = 256
-MOST_BYTES_SHOWN = 50
+MAX_DIGIT_BITS = 256
+MAX_BYTES_SHOWN = 50
 
 # Taken now, before any cell could replace them.
 _class_dict: "Callable[[Any], Any]" = type.__dict__["__dict__"].__get__
@@ -219,7 +219,7 @@ def plain_text(value: Any, chars: int) -> "str | None":
         return repr(value)
     if kind is int:
         bits = value.bit_length()
-        return repr(value) if bits <= MOST_DIGIT_BITS else f"(an integer of {bits:,} bits)"
+        return repr(value) if bits <= MAX_DIGIT_BITS else f"(an integer of {bits:,} bits)"
     if is_static(kind) and module_of(kind) == "numpy" and "generic" in map(type_name, _class_mro(kind)):
         item = compiled_method(kind, "item")
         inner = item(value) if item is not None else None
@@ -236,7 +236,7 @@ def cell_text(value: Any, chars: int) -> "str | None":
         return text
     kind = type(value)
     if kind is bytes or kind is complex:
-        return repr(value[:MOST_BYTES_SHOWN] if kind is bytes else value)[:chars]
+        return repr(value[:MAX_BYTES_SHOWN] if kind is bytes else value)[:chars]
     if is_one_of(kind, _CONTAINERS):
         return f"{type_name(kind)} of {len(value):,}"
     if kind is datetime or kind is time_of_day:

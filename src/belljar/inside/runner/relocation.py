@@ -1,4 +1,4 @@
-"""What a forked copy of a live session must change: paths of folders that are elsewhere for it, and its event loop."""
+"""What a fork of a live session must change: paths of folders that are elsewhere for it, and its event loop."""
 
 # The parts of an event loop have no public names; where one is missing, a new loop is made instead.
 # pyright: reportPrivateUsage=false
@@ -57,6 +57,6 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
 
 
 def loop_descriptors(loop: asyncio.AbstractEventLoop) -> "set[int]":
-    """Return the event loop's own sockets, which a copy replaces."""
+    """Return the event loop's own sockets, which a fork replaces."""
     ends = (getattr(loop, "_ssock", None), getattr(loop, "_csock", None))
     return {end.fileno() for end in ends if end is not None}

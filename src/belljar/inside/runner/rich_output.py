@@ -14,7 +14,7 @@ from typing import Any, Optional
 from .channel import MAX_DEPTH, is_too_deep
 
 VALUE = "application/vnd.belljar.value+json"
-MOST_VALUE_CHARS = 256 * 1024
+MAX_VALUE_CHARS = 256 * 1024
 PLOTLY = "application/vnd.plotly.v1+json"
 _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
@@ -30,12 +30,12 @@ def prepared(data: dict[str, Any]) -> dict[str, Any]:
 def json_value(value: Any) -> Optional["dict[str, Any]"]:
     """Return `{"value": …}` for a value that JSON has, `{"size": …}` for one that is too large, None for any other."""
     try:
-        if _weight(value, MOST_VALUE_CHARS, set()) > MOST_VALUE_CHARS:
-            return {"size": len(value) if isinstance(value, str) else MOST_VALUE_CHARS + 1}
+        if _weight(value, MAX_VALUE_CHARS, set()) > MAX_VALUE_CHARS:
+            return {"size": len(value) if isinstance(value, str) else MAX_VALUE_CHARS + 1}
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError, OverflowError):
         return None
-    return {"value": json.loads(text)} if len(text) <= MOST_VALUE_CHARS else {"size": len(text)}
+    return {"value": json.loads(text)} if len(text) <= MAX_VALUE_CHARS else {"size": len(text)}
 
 
 _CONTAINERS: "tuple[Any, ...]" = (list, tuple, dict)

@@ -113,7 +113,7 @@ class CellTransformer(TransformerManager):
     def do_token_transforms(self, lines: list[str]) -> Any:
         """Return the lines transformed. IPython's transformers look for `%`, `!`, `?`, and lines that start with `,;/`.
 
-        Without any of these the answer is known, which saves 0.3 ms and, in a copy, 100 pages of its own.
+        Without any of these the answer is known, which saves 0.3 ms and, in a fork, 100 pages of its own.
         """
         if tuple(self.token_transformers) == self._own and not any(map(_may_be_special, lines)):
             return lines

@@ -62,7 +62,7 @@ class StateSaver:
         try:
             self._entries = self._collect_entries()
             self._writer = StateWriter(self._path, self._limit_bytes)
-            with self._time_limit.taken(), undisturbed():
+            with self._time_limit.take_timer(), undisturbed():
                 while not self._is_done(self._writer):
                     continue
         except KeyboardInterrupt:

@@ -63,7 +63,7 @@ class Streams:
         self._c.flush()
 
     def discard(self) -> None:
-        """Drop buffered text in a forked copy: a thread of the origin had not finished printing it, and will there."""
+        """Drop buffered text in a fork: a thread of the origin had not finished printing it, and will there."""
         self.is_discarding = True
         try:
             for text in self._kept:

@@ -44,9 +44,9 @@ __builtins__ = {**vars(builtins)}  # see `raw_objects`
 
 _UNKNOWN_PANDAS = "this version of pandas keeps it in a way that is not known here"
 _BLOCKS = ("Block", "SharedBlock", "NumpyBlock", "NDArrayBackedBlock")  # from pandas 2.2 on the first alone
-_MOST_WEIGHED = 1_000
-_MOST_KEY_ROWS = 500
-_MOST_KEYS = 10_000
+_MAX_WEIGHED = 1_000
+_MAX_KEY_ROWS = 500
+_MAX_KEYS = 10_000
 
 
 class TableReader:
@@ -138,11 +138,11 @@ def _list_table(rows: "list[Any]") -> "TableReader | None":
     if not rows or type(rows[0]) is not dict:
         return None
     keys: dict[Any, None] = {}
-    for row in rows[:_MOST_KEY_ROWS]:
+    for row in rows[:_MAX_KEY_ROWS]:
         if type(row) is dict:
-            found = itertools.islice([*row], _MOST_KEYS)
+            found = itertools.islice([*row], _MAX_KEYS)
             keys.update((key, None) for key in found if type(key) is str or type(key) is int)
-    names = [*itertools.islice(keys, _MOST_KEYS)]
+    names = [*itertools.islice(keys, _MAX_KEYS)]
     are_plain: dict[int, bool] = {}
     return TableReader(len(rows), None, ObjectColumn(names), lambda place: KeyColumn(rows, names[place], are_plain))
 
@@ -289,7 +289,7 @@ def bytes_of(value: Any) -> "int | None":
     if not is_of(value, "pandas", "DataFrame", "Series"):
         return None
     total, blocks = 0, _manager(value)[1]
-    if len(blocks) > _MOST_WEIGHED:
+    if len(blocks) > _MAX_WEIGHED:
         return None
     for block in blocks:
         values = compiled_attribute(block, "values", *_BLOCKS)

@@ -28,7 +28,7 @@ class TimeLimit:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @contextmanager
-    def taken(self) -> Generator[None, None, None]:
+    def take_timer(self) -> Generator[None, None, None]:
         """Take the timer over for the block; `limited` works inside of it only."""
         handler = signal.signal(signal.SIGALRM, self._on_signal)
         timer = signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,11 +1,12 @@
 """The zygote: a process that never runs a session, has the environment's modules imported, and forks kernels.
 
-Owns the warm-up too: imports and first calls that are slow only once. They leave nothing behind that copies must not
+Owns the warm-up too: imports and first calls that are slow only once. They leave nothing behind that forks must not
 share: no thread, no event loop, no socket, no name in the user's namespace.
 """
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -22,11 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import fork, huge_pages, immortal, namespaces, vfork
+from . import compaction, fork, huge_pages, immortal, namespaces, vfork
 from .channel import Channel
 from .pristine import no_traces
-from .serving import Runner
-from .shell import Shell
+from .runner import Runner
 
 _UNFIT = "BELLJAR_UNFIT"
 """The environment variable with the modules that a restart leaves out, and why, as JSON."""
@@ -38,16 +38,16 @@ class ZygoteRunner:
     def __init__(self, modules: "list[str]") -> None:
         self.runner = Runner()
         self.failed = import_all(modules)
-        run_first_times(self.runner.shell)
-        self.runner.open_streams()
+        run_first_times(self.runner)
         self._folders = home_folders()
-        self._set_threads = find_thread_setters()
+        self._thread_setters = find_thread_setters()
+        self._threads = 1
         freeze_objects()
         immortal.make_immortal()
         self._small = huge_pages.find_parts()
 
     def serve(self, channel: Channel) -> None:
-        """Fork kernels on request until the host is gone. Never returns in a copy, which serves and then exits."""
+        """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits."""
         # Reap at once and not with the next request, because a zombie keeper still counts in its session's group.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
         channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
@@ -60,14 +60,27 @@ class ZygoteRunner:
             except EOFError:
                 return
             received = channel.take_descriptors(message["descriptors"])
-            descriptors, (holder, *groups) = received[: fork.MOST], received[fork.MOST :]
+            descriptors, (holder, *groups) = received[: fork.MAX], received[fork.MAX :]
             enter = partial(fork.enter_sandbox, message["entry"], holder, groups)
             try:
+                self._use_threads(message["threads"])
                 self._fork(descriptors, message, enter)
             except BaseException as error:
                 fork.refuse(descriptors, error)
             for descriptor in received:
                 os.close(descriptor)
+
+    def _use_threads(self, count: int) -> None:
+        """Let linear algebra use this many threads in all kernels from now on.
+
+        OpenBLAS starts them at once. They are ended here, and started again in a kernel when that has work for them:
+        most never have, and a kernel without other threads has checkpoints that take less memory.
+        """
+        if count != self._threads:
+            for set_threads in self._thread_setters:
+                set_threads(count)
+            fork.end_pools()
+            self._threads = count
 
     def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
         become = partial(self._become_kernel_or_exit, descriptors, message)
@@ -86,26 +99,32 @@ class ZygoteRunner:
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
-            os._exit(1)  # a copy must not return into the zygote's loop
+            os._exit(1)  # a fork must not return into the zygote's loop
 
     def _become_kernel(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         sock = fork.take_streams(descriptors)
         fork.close_inherited({sock.fileno()})
         namespaces.own_proc_entry()
-        os.environ.clear()
-        os.environ.update(message["environment"], PWD=message["folder"])
+        _replace_environment({**message["environment"], "PWD": message["folder"]})
         _prepend_path(message["environment"].get("PYTHONPATH", ""))
         os.chdir(message["folder"])
         fork.reseed()
         for folder in self._folders:
             with contextlib.suppress(OSError):
-                Path(folder).mkdir(parents=True, exist_ok=True)
-        for set_threads in self._set_threads if message["threads"] > 1 else ():
-            set_threads(message["threads"])
-        self.runner.attach(sock)
+                os.mkdir(folder)  # noqa: PTH102 - a path object touches 40 pages of its class
+        self.runner.attach(Channel(sock))
         self.runner.serve()
         os._exit(0)
+
+
+def _replace_environment(wanted: "dict[str, str]") -> None:
+    """Make the environment variables these. Most are the zygote's own: each that is set anew takes memory."""
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _prepend_path(paths: str) -> None:
@@ -152,8 +171,14 @@ _COMMON = (
     *("statistics", "string", "subprocess", "tempfile", "textwrap", "time", "typing", "urllib.request", "uuid"),
     *("zipfile", "ctypes"),
 )
-# Cells of the kinds that every session runs: an expression, an error, a page of output, an `await`.
-_CELLS = ("1 + 1", "print('', end='')", "raise ValueError", "%pwd", "import asyncio\nawait asyncio.sleep(0)")
+# Cells of the kinds that every session runs: an error, an `await`, a magic, a print, an expression.
+_CELLS = (
+    "raise ValueError",
+    "import asyncio\nawait asyncio.sleep(0)",
+    "%pwd",
+    "print('', end='')",
+    "import sys\n1 + 1",
+)
 _BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 SetThreads = Callable[[int], Any]
@@ -190,21 +215,55 @@ def _unfitness() -> str:
     return fork.obstacle()
 
 
-def run_first_times(shell: Shell) -> None:
-    """Do what is slow only the first time: cells, figures, tables, random bytes."""
-    loop = asyncio.new_event_loop()
-    shell.loop_runner = loop.run_until_complete
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        with no_traces(shell):
-            for cell in _CELLS:
-                shell.run_cell(cell, store_history=False, silent=False)
-        _draw_once()
-    loop.close()
-    asyncio.set_event_loop(None)
+def run_first_times(runner: Runner) -> None:
+    """Do what is slow only the first time: random bytes, figures, tables, cells."""
     ssl.RAND_bytes(8)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(None)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _draw_once()
+    runner.prepare()
+    with compaction.observed_code() as hot:
+        _rehearse(runner)
+    gc.collect()
+    compaction.fill_gaps()
+    compaction.renew_code(hot)
+    # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
+    # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
+    ctypes.pythonapi.PyType_ClearCache()
+    _rehearse(runner)
+
+
+def _rehearse(runner: Runner) -> None:
+    """Serve cells of the usual kinds."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, no_traces(runner.shell):
+        runner.attach(_RehearsalChannel(ours, theirs))
+        runner.serve_requests()
+        runner.loop.close()
+        asyncio.set_event_loop(None)
+
+
+class _RehearsalChannel(Channel):
+    """A connection to a host that sends one cell after the other, acknowledges every output, and is gone."""
+
+    def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
+        super().__init__(sock)
+        self._peer = peer
+        self._host = Channel(peer)
+        self._cells = [*_CELLS]
+
+    def send(self, *messages: "dict[str, Any]", if_room: bool = False) -> None:
+        """Send messages, and let the host answer."""
+        super().send(*messages, if_room=if_room)
+        for message in messages:
+            if message.get("ack"):
+                self._host.send({"op": "ack"})
+            elif message["type"] in ("ready", "finished") and self._cells:
+                self._host.send({"op": "execute", "id": "", "code": self._cells.pop(0)})
+            elif message["type"] == "finished":
+                self._peer.shutdown(socket.SHUT_WR)
 
 
 def _draw_once() -> None:
@@ -217,7 +276,7 @@ def _draw_once() -> None:
             axes.set_title("x")
             figure.savefig(io.BytesIO(), format="png")
             pyplot.close("all")
-            # Every copy would empty this cache as its first act, which takes 1 ms and 100 pages.
+            # Every fork would empty this cache as its first act, which takes 1 ms and 100 pages.
             sys.modules["matplotlib.font_manager"]._get_font.cache_clear()
         if "pandas" in sys.modules:
             frame = sys.modules["pandas"].DataFrame({"a": [1.5], "b": ["x"]})
@@ -227,7 +286,7 @@ def _draw_once() -> None:
 
 
 def home_folders() -> "list[str]":
-    """Return the folders that libraries made in HOME and remember; a copy makes them again in its own HOME."""
+    """Return the folders that libraries made in HOME and remember; a fork makes them again in its own HOME."""
     home = os.environ.get("HOME", "")
     return [folder for folder, _, _ in os.walk(home)][1:100] if home else []
 
@@ -237,8 +296,6 @@ def find_thread_setters() -> "list[SetThreads]":
 
     They were started with one thread, so that this process can be forked.
     """
-    import ctypes
-
     found: list[SetThreads] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
@@ -253,6 +310,7 @@ def find_thread_setters() -> "list[SetThreads]":
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects from garbage collection, so that copies keep sharing their memory pages."""
+    """Exclude all present objects from garbage collection, so that forks keep sharing their memory pages."""
     gc.collect()
+    compaction.fill_gaps()
     gc.freeze()

@@ -17,7 +17,7 @@ LOG = "log"
 """The name of the log in the supervisor's folder; a running supervisor holds a lock on this file."""
 SOCKET = "socket"
 """The name of the listening socket in the supervisor's folder."""
-MOST_DESCRIPTORS = 253
+MAX_DESCRIPTORS = 253
 """The most descriptors that Linux passes in one packet."""
 _NUMBERS = array.array("i")
 
@@ -35,7 +35,7 @@ class Unreceived(OSError):
 
 def receive(sock: socket.socket, flags: int = 0) -> "tuple[bytes, list[int]]":
     """Return one packet with its descriptors, which are close-on-exec; raise Unreceived when it is incomplete."""
-    space = socket.CMSG_SPACE(MOST_DESCRIPTORS * _NUMBERS.itemsize)
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * _NUMBERS.itemsize)
     packet, ancillary, found, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for level, kind, data in ancillary:

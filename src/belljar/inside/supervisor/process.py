@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .children import raise_descriptor_limit
 from .packets import LOG, SOCKET
-from .serving import SupervisorProcess
+from .supervisor import SupervisorProcess
 
 _PR_SET_CHILD_SUBREAPER = 36
 

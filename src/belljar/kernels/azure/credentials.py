@@ -12,7 +12,7 @@ from belljar.settings import Settings
 
 # Refreshed this long before they end, so that no token ends on its way.
 _MARGIN_S = 300
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 _EXTRA_HINT = 'pip install "belljar[azure]", or set BELLJAR_AZURE_KEY where the endpoint takes keys'
 _TOKEN_HINT = "Sign in with `az login`, or give this machine a managed identity; `belljar doctor` tries it again"  # noqa: S105
 
@@ -75,7 +75,7 @@ class TokenCredential:
             token = self._source.get_token(self._scope)
         except Exception as error:
             # Each kind of credential has exceptions of its own. The first line says which of them failed and why.
-            first = str(error).strip().partition("\n")[0][:_MOST_CHARACTERS] or type(error).__name__
+            first = str(error).strip().partition("\n")[0][:_MAX_CHARACTERS] or type(error).__name__
             raise PoolUnavailable(f"no token could be had for the Azure pool: {first}", hint=_TOKEN_HINT) from error
         return cast("str", token.token), float(token.expires_on)
 

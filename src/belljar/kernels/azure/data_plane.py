@@ -23,10 +23,10 @@ OLD = ("2024-08-02-preview", "2024-02-02-preview")
 # Azure stops every cell after this time, and refuses to be asked for more.
 _AZURE_LONGEST_S = 220
 _LONGEST_S = 86_400
-_MOST_PAGES = 200
-MOST_STREAM_CHARS = 8_000_000
+_MAX_PAGES = 200
+MAX_STREAM_CHARS = 8_000_000
 """How much of each stream a pool is asked for, in versions that can be asked; some send far less by themselves."""
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 ROOT = "/mnt/data"
 _VERSION_WORDS = re.compile(r"api[- ]?version", re.IGNORECASE)
 
@@ -138,7 +138,7 @@ class PoolSession:
     async def identity(self) -> str:
         """Return what tells this session from a later one under the same identifier; empty where there is none."""
         if self.is_old:
-            return await self._planted_mark()
+            return await self._plant_mark()
         answer = await self._transport.send_patiently("GET", "/session", params=self._params())
         if answer.status == 404:
             return ""
@@ -149,7 +149,7 @@ class PoolSession:
             case _:
                 raise refused(answer)
 
-    async def _planted_mark(self) -> str:
+    async def _plant_mark(self) -> str:
         answer = await self._transport.send_patiently(
             "POST", self._execute_route, params=self._params(), body=self._body(_MARK, 60)
         )
@@ -213,7 +213,7 @@ class PoolSession:
             return {"properties": {**words, "code": code, "timeoutInSeconds": seconds}}
         kind = "Asynchronous" if is_asynchronous else "Synchronous"
         body = {"codeInputType": "Inline", "executionType": kind, "code": code, "timeoutInSeconds": seconds}
-        return {**body, "outputStreamsMaxLength": MOST_STREAM_CHARS} if self._version == NEW[0] else body
+        return {**body, "outputStreamsMaxLength": MAX_STREAM_CHARS} if self._version == NEW[0] else body
 
     def _params(self, **more: str) -> dict[str, str]:
         return {"api-version": self._version, "identifier": self._identifier, **more}
@@ -232,9 +232,9 @@ class PoolSession:
             ]
         found: dict[str, RemoteFile] = {}
         pending, seen = [""], {""}
-        while pending and len(found) <= MOST_FILES:
+        while pending and len(found) <= MAX_FILES:
             folder = pending.pop()
-            for entry in await self._listed(folder):
+            for entry in await self._list(folder):
                 name = _relative(entry.name, entry.directory or folder)
                 if entry.type.lower() == "directory":
                     if name not in seen:
@@ -244,18 +244,18 @@ class PoolSession:
                     found[name] = RemoteFile(name, entry.size, entry.modified)
             # A pool that lists recursively has told of what is in its folders already.
             pending = [folder for folder in pending if not any(name.startswith(f"{folder}/") for name in found)]
-        if len(found) > MOST_FILES:
-            raise PoolUnavailable(f"the session holds more than {MOST_FILES:,} files in the pool")
+        if len(found) > MAX_FILES:
+            raise PoolUnavailable(f"the session holds more than {MAX_FILES:,} files in the pool")
         return [*found.values()]
 
-    async def _listed(self, folder: str) -> list[_NewFile]:
+    async def _list(self, folder: str) -> list[_NewFile]:
         params = self._params(recursive="true", **({"path": folder} if folder else {}))
         route, entries = "/files", list[_NewFile]()
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             answer = await self._good("GET", route, params=params)
             entries += [file for file in (_parse(_NewFile, entry) for entry in _values(answer)) if file is not None]
             match answer.content():
-                case {"nextLink": str(link)} if link and len(entries) <= MOST_FILES:
+                case {"nextLink": str(link)} if link and len(entries) <= MAX_FILES:
                     params = {**params, **_query_of(link, self._transport.endpoint)}
                 case _:
                     return entries

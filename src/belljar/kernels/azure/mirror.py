@@ -19,13 +19,13 @@ from belljar.errors import FileMissing, InvalidPath, PoolUnavailable, TooLarge
 from belljar.files.disk_usage import FolderUsage, files_within, usage
 from belljar.files.names import shown
 from belljar.files.workspace import Workspace
-from belljar.kernels.azure.data_plane import MOST_FILES, PoolSession, RemoteFile
+from belljar.kernels.azure.data_plane import MAX_FILES, PoolSession, RemoteFile
 
 AT_ONCE = 8
 Item = TypeVar("Item")
 _MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FolderMirror:
 
     async def push(self) -> list[str]:
         """Bring to the pool what callers wrote or removed here; return notices about what could not be brought."""
-        scan = await asyncio.to_thread(self._workspace.scan, (), MOST_FILES)
+        scan = await asyncio.to_thread(self._workspace.scan, (), MAX_FILES)
         present = {name: (status.st_size, status.st_mtime_ns) for name, status in scan.found}
         changed = [name for name, seen in present.items() if self._differs(name, seen)]
         removed = [name for name, pair in self._pairs.items() if pair.local is not None and name not in present]
@@ -189,5 +189,5 @@ def _set_time(descriptor: int, modified: str) -> None:
 def _joined(fact: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    more = f" and {len(items) - _MOST_NAMED:,} more" if len(items) > _MOST_NAMED else ""
-    return [f"{fact}: {', '.join(items[:_MOST_NAMED])}{more}"]
+    more = f" and {len(items) - _MAX_NAMED:,} more" if len(items) > _MAX_NAMED else ""
+    return [f"{fact}: {', '.join(items[:_MAX_NAMED])}{more}"]

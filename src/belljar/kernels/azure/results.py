@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
-from belljar.kernels.azure.data_plane import MOST_STREAM_CHARS, PoolExecution
+from belljar.kernels.azure.data_plane import MAX_STREAM_CHARS, PoolExecution
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Raised, Stream
 
@@ -24,7 +24,7 @@ def output_events(execution: PoolExecution) -> Iterator[Event]:
     if stdout:
         yield Stream("stdout", stdout)
     for name, text in (("stdout", stdout), ("stderr", stderr)):
-        if len(text) >= MOST_STREAM_CHARS:
+        if len(text) >= MAX_STREAM_CHARS:
             yield Stream("stderr", f"[{name} is longer than what the pool sends of it: {len(text):,} characters]\n")
     if execution.is_ok:
         if stderr:

@@ -17,11 +17,11 @@ import httpx2
 from belljar.errors import PoolUnavailable, TooLarge
 from belljar.kernels.azure.credentials import Credential
 
-MOST_JSON_BYTES = 64 * 1024 * 1024
+MAX_JSON_BYTES = 64 * 1024 * 1024
 CONNECT_S = 10.0
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 8.0
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 _CHUNK_BYTES = 1 << 20
 # OpenSSL's word, which the client's errors have in their text.
 _DISTRUSTED = "CERTIFICATE_VERIFY_FAILED"
@@ -58,7 +58,7 @@ class PoolAnswer:
     def retry_after_s(self) -> float:
         """Return how long the pool asks us to wait; 0 where it does not say."""
         text = self.headers.get("retry-after", "")
-        return min(float(text), PATIENCE_S) if text.isascii() and text.isdigit() else 0.0
+        return min(float(text), TIMEOUT_S) if text.isascii() and text.isdigit() else 0.0
 
     def content(self) -> Any:
         """Return the JSON of the body; None where it is none."""
@@ -70,7 +70,7 @@ class PoolAnswer:
     @property
     def code(self) -> str:
         """Return the pool's own word for what is wrong; empty where it has none."""
-        return self._error("code") or self.headers.get("x-ms-error-code", "")[:_MOST_CHARACTERS]
+        return self._error("code") or self.headers.get("x-ms-error-code", "")[:_MAX_CHARACTERS]
 
     @property
     def words(self) -> str:
@@ -82,7 +82,7 @@ class PoolAnswer:
         match self.content():
             case {"error": {**fields}}:
                 text = fields.get(name)
-                return " ".join(text.split())[:_MOST_CHARACTERS] if isinstance(text, str) else ""
+                return " ".join(text.split())[:_MAX_CHARACTERS] if isinstance(text, str) else ""
             case _:
                 return ""
 
@@ -90,7 +90,7 @@ class PoolAnswer:
 class Backoff:
     """Pauses that grow, with some chance in them, until the patience is at an end."""
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = TIMEOUT_S) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + patience_s
         self._pause_s = FIRST_PAUSE_S
@@ -130,7 +130,7 @@ class PoolTransport:
         upload: tuple[str, BinaryIO] | None = None,
         headers: Mapping[str, str] | None = None,
         into: BinaryIO | None = None,
-        most_bytes: int = MOST_JSON_BYTES,
+        most_bytes: int = MAX_JSON_BYTES,
     ) -> PoolAnswer:
         """Send a request once, and once more with a new token where the pool refused the old one.
 
@@ -145,7 +145,7 @@ class PoolTransport:
         return answer
 
     async def send_patiently(
-        self, method: str, path: str, *, patience_s: float = PATIENCE_S, **chosen: Any
+        self, method: str, path: str, *, patience_s: float = TIMEOUT_S, **chosen: Any
     ) -> PoolAnswer:
         """Send a request that does no harm when it is done twice, until it has an answer that would not change."""
         backoff = Backoff(patience_s)
@@ -207,7 +207,7 @@ class PoolTransport:
 
 async def _read(response: httpx2.Response, into: BinaryIO | None, most_bytes: int) -> PoolAnswer:
     is_file = into is not None and response.status_code == 200
-    limit = most_bytes if is_file or into is None else MOST_JSON_BYTES
+    limit = most_bytes if is_file or into is None else MAX_JSON_BYTES
     body = bytearray()
     size = 0
     if is_file and into is not None:
@@ -225,7 +225,7 @@ async def _read(response: httpx2.Response, into: BinaryIO | None, most_bytes: in
 
 def _reason(error: Exception) -> str:
     """Return what happened; the library's own words may hold the host, and never the URL."""
-    text = str(error).strip().partition("\n")[0][:_MOST_CHARACTERS]
+    text = str(error).strip().partition("\n")[0][:_MAX_CHARACTERS]
     return text or type(error).__name__
 
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Completeness, Completion, ImportProof, ProcessUsage, proof_expression, read_proof
-from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_PATIENCE_S
+from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_TIMEOUT_S
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
@@ -188,12 +188,12 @@ class JupyterKernel:
                 return Completeness()
 
     async def _ask(self, kind: str, content: dict[str, str | int]) -> messages.Content | None:
-        """Return the answer to a request, or None after `QUESTION_PATIENCE_S`.
+        """Return the answer to a request, or None after `QUESTION_TIMEOUT_S`.
 
         A kernel that does not know a kind of request need not answer it at all.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUESTION_PATIENCE_S):
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 return (await self._channels.ask(kind, content)).content
         return None
 

@@ -19,10 +19,10 @@ LABEL = "belljar.pids"
 """On every container of ours: the pid namespace to which the process number in its name belongs."""
 
 _NAMES = ("podman", "docker")
-_PATIENCE_S = 15
+_TIMEOUT_S = 15
 _CONTROLLERS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 # Above this podman 4.3 may refuse, because it has lowered its own limit first.
-_MOST_PROCESSES = 32_768
+_MAX_PROCESSES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ContainerEngine:
         words = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
         if self.limits_processes:
             _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-            most = _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
+            most = _MAX_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_PROCESSES)
             words += ["--ulimit", f"nproc={most}:{most}"]
         return words
 
@@ -129,11 +129,11 @@ def ask(command: Sequence[str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise EngineSilent(f"{Path(command[0]).name} gave no answer in {_PATIENCE_S} s") from None
+        raise EngineSilent(f"{Path(command[0]).name} gave no answer in {_TIMEOUT_S} s") from None
     except OSError as error:
         raise EngineSilent(f"{command[0]}: {error.strerror}") from None
     if answer.returncode != 0:

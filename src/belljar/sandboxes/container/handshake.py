@@ -21,7 +21,7 @@ from belljar.errors import InvalidArgument
 from belljar.inside import FOLDER
 from belljar.sandboxes.namespace.bwrap_args import open_content
 
-MOST_DESCRIPTORS = 250
+MAX_DESCRIPTORS = 250
 _PROGRAM = FOLDER / "container_init.py"
 
 
@@ -44,8 +44,8 @@ class StartOrder:
             raise InvalidArgument(f"Cannot start {self.command[0]!r}: embedded null byte")
         if any(not name or "=" in name for name in self.environment):
             raise InvalidArgument(f"Cannot start {self.command[0]!r}: illegal environment variable name")
-        if len(self.descriptors) > MOST_DESCRIPTORS:
-            raise InvalidArgument(f"{len(self.descriptors)} descriptors for a container, {MOST_DESCRIPTORS} can cross")
+        if len(self.descriptors) > MAX_DESCRIPTORS:
+            raise InvalidArgument(f"{len(self.descriptors)} descriptors for a container, {MAX_DESCRIPTORS} can cross")
 
 
 class ContainerInit:

@@ -53,7 +53,7 @@ class ContainerProcess:
         """Make the container and hand the command to its first process."""
         handshake = self._handshake = self._open_handshake()
         await self._run(self._arguments(handshake, order, _INIT_ARGUMENTS))
-        init = await self._awaited(handshake)
+        init = await self._wait_for_init(handshake)
         if self._has_ended.is_set():
             raise SandboxUnavailable("The sandbox was ended before its container had started")
         if init is None:
@@ -99,7 +99,7 @@ class ContainerProcess:
         finally:
             os.close(words)
 
-    async def _awaited(self, handshake: Handshake) -> ContainerInit | None:
+    async def _wait_for_init(self, handshake: Handshake) -> ContainerInit | None:
         """Return the first process, which usually connects before the engine is done; None when it never will."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CONNECT_S):

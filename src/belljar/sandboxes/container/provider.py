@@ -31,7 +31,7 @@ from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import check_folders, open_content
 from belljar.sandboxes.seccomp import load_filter
 
-_TRIAL_PATIENCE_S = 30
+_TRIAL_TIMEOUT_S = 30
 _INTERPRETER = os.path.realpath(sys.executable)
 _TRIAL_LIMITS = Limits(memory_mb=256, cpus=1, processes=64, disk_mb=64, temporary_mb=16, open_files=256)
 _BUILD = "{engine} build -t {image} . (in a checkout of belljar), or set container_image to an image that is there"
@@ -193,7 +193,7 @@ class ContainerProvider:
             try:
                 sandbox = self._make(engine, spec)
                 try:
-                    async with asyncio.timeout(_TRIAL_PATIENCE_S):
+                    async with asyncio.timeout(_TRIAL_TIMEOUT_S):
                         process = await sandbox.spawn(
                             [_INTERPRETER, "-ISc", ""], environment={}, stdout=nowhere, stderr=nowhere
                         )
@@ -201,7 +201,7 @@ class ContainerProvider:
                 finally:
                     await sandbox.aclose()
             except TimeoutError:
-                return f"a container did nothing for {_TRIAL_PATIENCE_S} s"
+                return f"a container did nothing for {_TRIAL_TIMEOUT_S} s"
             except BelljarError as error:
                 return error.message
         return f"a command that does nothing ended with status {status}" if status else ""

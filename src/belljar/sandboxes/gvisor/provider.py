@@ -194,9 +194,9 @@ class GVisorSandbox(NamespaceSandbox):
         on_close: Callable[[], None],
     ) -> None:
         layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
-        place = NamespaceLevel(layout.user_map.user)
+        level = NamespaceLevel(layout.user_map.user)
         tools = NamespaceTools(bubblewrap, view.hardening)
-        super().__init__(tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close)
+        super().__init__(tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
         self._view = view
 
     async def spawn(

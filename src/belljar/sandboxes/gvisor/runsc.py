@@ -10,7 +10,7 @@ from pathlib import Path
 PLATFORMS = ("systrap", "ptrace")
 """How system calls are caught, the faster first. Not `kvm`, because a session's user has no right to the device."""
 
-_PATIENCE_S = 10
+_TIMEOUT_S = 10
 _CHOSEN = {
     "network": "none",
     # It runs as an ordinary user, so it makes a user namespace with this one user in it.
@@ -61,7 +61,7 @@ def find_runsc(name: str) -> Runsc | str:
 
 def _ask(path: Path, *words: str) -> str:
     answer = subprocess.run(
-        [path, *words], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
+        [path, *words], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
     )
     # Versions differ in which stream `flags` prints on.
     return answer.stdout + answer.stderr

@@ -19,7 +19,7 @@ from belljar.sandboxes.base import ForkableProvider, Sandbox, SandboxSpec
 from belljar.sandboxes.child import wait_readable
 from belljar.sandboxes.namespace.namespaces import find_tool
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _PYTHON = os.path.realpath(sys.executable)
 _FIRST_KERNEL = (5, 8)  # the first whose setns(2) takes a pidfd for all namespaces of a process at once
 # Holds the sandbox open as a zygote does, and enters the nested sandbox whose pidfd it receives, as every session will.
@@ -72,13 +72,13 @@ def _answer(trial: Coroutine[Any, Any, str]) -> str:
     try:
         return asyncio.run(trial)
     except TimeoutError:
-        return f"no answer from a nested sandbox in {_PATIENCE_S:.0f} s"
+        return f"no answer from a nested sandbox in {_TIMEOUT_S:.0f} s"
     except (BelljarError, OSError) as error:
         return str(error)
 
 
 async def _enter(provider: ForkableProvider) -> str:
-    async with AsyncExitStack() as stack, asyncio.timeout(_PATIENCE_S):
+    async with AsyncExitStack() as stack, asyncio.timeout(_TIMEOUT_S):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="belljar-")))
         ours, theirs = socket.socketpair()
         stack.callback(ours.close)

@@ -16,7 +16,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostFolder, Identity, Limits, Sandbox, SandboxSpec
 from belljar.sandboxes.handover import RestoredSandbox
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools, Resources
+from belljar.sandboxes.namespace.namespaces import NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
 from belljar.supervisor import Deposit, SupervisorClient
@@ -100,13 +100,11 @@ class NamespaceHandover:
         user, levels = Identity(*words["user"]), words["levels"]
         enforcement = self._enforcer.restore(words["enforcement"], spec.limits)
         if parent is not None:
-            place = NamespaceLevel(user, parent.place.root_view, levels)
-            sandbox = NestedSandbox(tools, spec, enforcement, place=place, parent=parent)
+            level = NamespaceLevel(user, parent.level.root_view, levels)
+            sandbox = NestedSandbox(tools, spec, enforcement, level=level, parent=parent)
         else:
             root_view = descriptors.pop(0) if words["has_root_view"] else -1
-            sandbox = NamespaceSandbox(
-                tools, spec, enforcement, place=NamespaceLevel(user, root_view, levels), prepare_layout=_refuse
-            )
+            sandbox = NamespaceSandbox(tools, spec, enforcement, level=NamespaceLevel(user, root_view, levels))
             if root_view >= 0:
                 sandbox.when_closed(lambda: os.close(root_view))
         sandbox.key = key
@@ -147,20 +145,16 @@ class _Gone:
         pass
 
 
-async def _refuse(_: Resources) -> Layout:
-    raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
-
-
 def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
     processes = [process for process in sandbox.processes() if process.first is not None]
     descriptors = [process.first for process in processes if process.first is not None]
-    has_root_view = not parent and sandbox.place.root_view >= 0
-    user = sandbox.place.user
+    has_root_view = not parent and sandbox.level.root_view >= 0
+    user = sandbox.level.user
     words = {
         "spec": _words_of(sandbox.spec),
         "origin": parent,
         "user": [user.uid, user.gid],
-        "levels": sandbox.place.levels,
+        "levels": sandbox.level.depth,
         "has_root_view": has_root_view,
         "enforcement": sandbox.enforcement.words(),
         "processes": [
@@ -176,7 +170,7 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
         ],
     }
     children = [process.pid for process in processes if not process.kills_maker]
-    return Deposit(words, [*descriptors, *([sandbox.place.root_view] if has_root_view else [])], children)
+    return Deposit(words, [*descriptors, *([sandbox.level.root_view] if has_root_view else [])], children)
 
 
 def _words_of(spec: SandboxSpec) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from belljar.sandboxes.child import children, open_pidfd
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _QUIET = 3
 _LOOKS = 10
 _PATIENT_PASSES = 20
@@ -48,7 +48,7 @@ def kill_all_except(first: int, spared: SparedProcesses) -> None:
     """Kill until only the spared are left. Blocks until the others are gone, for some seconds at most."""
     if (namespace := _namespace(first)) is None:
         return
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     quiet = passes = 0
     while quiet < _QUIET and time.monotonic() < deadline:
         with contextlib.ExitStack() as stack:

@@ -18,8 +18,8 @@ from belljar.sandboxes.namespace.user_maps import UserMapHelper
 
 _ONE_PAGE = 4096
 _RETRY_S = 0.001
-_PATIENCE_S = 2.0
-_END_PATIENCE_S = 10.0
+_TIMEOUT_S = 2.0
+_END_TIMEOUT_S = 10.0
 
 
 class NamespaceProcess:
@@ -133,12 +133,13 @@ class NamespaceProcess:
             self.first = None
         self._close_nesting()
 
-    def command_pid(self) -> int:
+    def command_pid(self, besides: int = 0) -> int:
         """Return the pid of the command itself on the host; 0 until it has been started.
 
-        Called before anything else runs inside, when it is the first process's oldest child; orphans come later.
+        Called before anything else but `besides` runs inside, when it is the first process's oldest child; orphans come
+        later.
         """
-        self._command_pid = self._command_pid or only_child(self.first_pid)
+        self._command_pid = self._command_pid or next((one for one in children(self.first_pid) if one != besides), 0)
         return self._command_pid
 
     async def has_started(self) -> int:
@@ -174,7 +175,7 @@ class NamespaceProcess:
                 signal.pidfd_send_signal(self.first, signal.SIGKILL)
             # It is killed; whatever hides its end must not keep everyone else waiting.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_PATIENCE_S):
+                async with asyncio.timeout(_END_TIMEOUT_S):
                     await (self._has_ended.wait() if self._has_ended else wait_readable(self.first))
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
@@ -183,7 +184,7 @@ class NamespaceProcess:
                 # Each process in between ends with its child and reaps it. If killed, it would leave that to the host's
                 # init, and until init reaps the child, the parent's pid namespace cannot end.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._child.wait(), _PATIENCE_S)
+                    await asyncio.wait_for(self._child.wait(), _TIMEOUT_S)
         elif not self._is_held:
             self._kill_by_number()
         self._child.kill_group()

@@ -33,11 +33,11 @@ from belljar.sandboxes.namespace.namespaces import (
     NamespaceTools,
     forkable_layout,
     nested_level,
-    open_root_view,
 )
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
+from belljar.sandboxes.namespace.root_view import open_root_view
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
-from belljar.sandboxes.namespace.trial import TRIAL_PATIENCE_S, advice, try_bubblewrap
+from belljar.sandboxes.namespace.trial import TRIAL_TIMEOUT_S, advice, try_bubblewrap
 from belljar.supervisor import NoSupervisor, SupervisorClient
 
 _WARNING_FOR_ROOT = (
@@ -121,11 +121,9 @@ class NamespaceProvider:
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
         layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
-        place = NamespaceLevel(layout.user_map.user)
+        level = NamespaceLevel(layout.user_map.user)
         enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
-        return NamespaceSandbox(
-            self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
-        )
+        return NamespaceSandbox(self._tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
 
     # Nested sandboxes
 
@@ -157,17 +155,15 @@ class NamespaceProvider:
             numbers = self._seal.identities.numbers if self._seal.identities else None
             spec = replace(spec, folders=())
             layout = forkable_layout(spec.identity, numbers, root_view, self._seal.setpriv)
-            place = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
+            level = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NamespaceSandbox(
-                self._tools, spec, enforcement, place=place, prepare_layout=layout.ready, on_close=on_close
-            )
+            return NamespaceSandbox(self._tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
 
     async def open_nested(self, spec: SandboxSpec, parent: Sandbox) -> ForkedSandbox:
         """Make a sandbox that processes of the parent can enter. One nested in a nested one has its user."""
         await self._supervisor.be_there()
-        if not isinstance(parent, NamespaceSandbox) or not parent.place.levels:
+        if not isinstance(parent, NamespaceSandbox) or not parent.level.depth:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no parent to be nested in")
         if parent.spec.devices:
             # Its code sees the processes that nest a sandbox in it, which have capabilities and no filter of system
@@ -181,11 +177,11 @@ class NamespaceProvider:
             spec = replace(spec, identity=spec.identity or parent.spec.identity)
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
-            place = nested_level(parent.place, spec.identity)
+            level = nested_level(parent.level, spec.identity)
             _check_way(spec)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NestedSandbox(self._tools, spec, enforcement, place=place, parent=parent, on_close=on_close)
+            return NestedSandbox(self._tools, spec, enforcement, level=level, parent=parent, on_close=on_close)
 
     def _open_root_view(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
         """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
@@ -251,7 +247,7 @@ class NamespaceProvider:
     def _version(self) -> str:
         try:
             command = [str(self._bubblewrap), "--version"]
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_PATIENCE_S, check=True)
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             return f"does not run ({error})"
         return answer.stdout.strip()

@@ -8,10 +8,10 @@ last of them.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import Incident, NamespaceEntry, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
 from belljar.sandboxes.namespace.bwrap_args import minimal_root
@@ -40,17 +40,17 @@ class NamespaceSandbox(SandboxBase):
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
-        place: NamespaceLevel,
-        prepare_layout: Callable[[Resources], Awaitable[Layout]],
+        level: NamespaceLevel,
+        layout: Layout | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(spec)
-        self.place = place
+        self.level = level
         self.key = ""
         """The key under which it is deposited for the next server; empty if it is not."""
         self._tools = tools
         self._enforcement = enforcement
-        self._prepare_layout = prepare_layout
+        self._layout = layout
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
         self._nested: set[NamespaceSandbox] = set()
@@ -90,6 +90,12 @@ class NamespaceSandbox(SandboxBase):
             await self._let_in(process, layout, mapper)
             return process
 
+    async def _prepare_layout(self, _resources: Resources) -> Layout:
+        """Return how bubblewrap is started; what has to be open until then goes into the resources."""
+        if self._layout is None:
+            raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
+        return self._layout
+
     def _bwrap_command(
         self,
         layout: Layout,
@@ -98,7 +104,8 @@ class NamespaceSandbox(SandboxBase):
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapCommand:
-        return bubblewrap_command(self._tools.hardening, self.spec, layout.user_map, command, environment, stack)
+        user_map = layout.user_map.for_holder() if tuple(command) == HOLD else layout.user_map
+        return bubblewrap_command(self._tools.hardening, self.spec, user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         self._enforcement.bind(pid, is_alone=is_alone)
@@ -299,13 +306,11 @@ class NestedSandbox(NamespaceSandbox):
         spec: SandboxSpec,
         enforcement: Enforcement,
         *,
-        place: NamespaceLevel,
+        level: NamespaceLevel,
         parent: NamespaceSandbox,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(
-            tools, spec, enforcement, place=place, prepare_layout=self._prepare_nested_layout, on_close=on_close
-        )
+        super().__init__(tools, spec, enforcement, level=level, on_close=on_close)
         self._parent = parent
         self._procs_files: list[int] = []
         parent.adopt(self)
@@ -315,14 +320,14 @@ class NestedSandbox(NamespaceSandbox):
         """The sandbox it was nested in."""
         return self._parent
 
-    async def _prepare_nested_layout(self, resources: Resources) -> Layout:
-        owner, root_view, _ = self._parent.place
+    async def _prepare_layout(self, resources: Resources) -> Layout:
+        owner, root_view, _ = self._parent.level
         async with self._parent.nesting:
             parent = ParentSandbox(self._parent.holder(), root_view, resources)
             if not isinstance(self._parent, NestedSandbox):
-                return await parent.layout(self.place.user, owner)
+                return await parent.layout(self.level.user, owner)
             bubblewrap = self._tools.bubblewrap
-            return await parent.layout_out_of_sight(self.place.user, bubblewrap, minimal_root(self.spec, bubblewrap))
+            return await parent.layout_inside_session(self.level.user, bubblewrap, minimal_root(self.spec, bubblewrap))
 
     def entry(self) -> NamespaceEntry:
         """See `ForkedSandbox`."""
@@ -331,12 +336,12 @@ class NestedSandbox(NamespaceSandbox):
             raise SandboxUnavailable(f"The sandbox of session {self.spec.session_id} has ended")
         if not self._procs_files:
             self._procs_files = self._enforcement.open_procs_files()
-        return NamespaceEntry(holder.first, ALL_NAMESPACES, self.place.user, self._procs_files)
+        return NamespaceEntry(holder.first, ALL_NAMESPACES, self.level.user, self._procs_files)
 
     def admit(self, pid: int) -> None:
         """See `ForkedSandbox`. The process inherited its other limits in the forkable sandbox."""
         # Find the holder's pid now: with another process inside, it is no longer the only child.
-        self.holder().command_pid()
+        self.holder().command_pid(besides=pid)
         self._enforcement.admit(pid, is_alone=self._is_alone)
 
     async def _finish(self) -> None:

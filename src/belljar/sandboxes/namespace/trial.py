@@ -20,7 +20,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
 )
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 
-TRIAL_PATIENCE_S = 10
+TRIAL_TIMEOUT_S = 10
 
 
 class BwrapCommand(NamedTuple):
@@ -46,7 +46,10 @@ def bubblewrap_command(
 ) -> BwrapCommand:
     """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
-    if user_map.has_to_drop:
+    if user_map.is_for_holder:
+        # No signal of the session's reaches it, so it need not ignore any.
+        command = ["sleep", "infinity"]
+    elif user_map.has_to_drop:
         dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
     files = open_files(spec, user_map.user, stack)
     # In a file, because every user of the host may read a command line.
@@ -92,7 +95,7 @@ def try_command(bubblewrap: Path, bwrap: BwrapCommand) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TRIAL_PATIENCE_S,
+            timeout=TRIAL_TIMEOUT_S,
             pass_fds=bwrap.descriptors,
             check=False,
         )

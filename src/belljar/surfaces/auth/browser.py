@@ -24,11 +24,11 @@ from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, principal_of
 LINK_S: Final = 10 * 60.0
 SIGNED_IN_S: Final = 12 * 60 * 60.0
 WRONG_PER_MINUTE: Final = 10
-_MOST_LINKS: Final = 100
-_MOST_SIGNED_IN: Final = 10_000
-_MOST_ADDRESSES: Final = 10_000
+_MAX_LINKS: Final = 100
+_MAX_SIGNED_IN: Final = 10_000
+_MAX_ADDRESSES: Final = 10_000
 _TOKEN_BYTES: Final = 32
-_MOST_TOKEN_CHARS: Final = 8_192
+_MAX_TOKEN_CHARS: Final = 8_192
 _MINUTE_S: Final = 60.0
 
 
@@ -47,7 +47,7 @@ class OneTimeLinks:
         """Return a new token."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._expiries[_digest(token)] = self._clock() + LINK_S
-        while len(self._expiries) > _MOST_LINKS:
+        while len(self._expiries) > _MAX_LINKS:
             del self._expiries[next(iter(self._expiries))]
         return token
 
@@ -74,7 +74,7 @@ class SignedInBrowsers:
         """Return the cookie of somebody who has just shown who they are."""
         cookie = secrets.token_urlsafe(_TOKEN_BYTES)
         self._known[_digest(cookie)] = _SignedIn(access, self._clock() + min(for_s, SIGNED_IN_S))
-        while len(self._known) > _MOST_SIGNED_IN:
+        while len(self._known) > _MAX_SIGNED_IN:
             del self._known[next(iter(self._known))]
         return cookie
 
@@ -110,7 +110,7 @@ class WrongGuesses:
     def add(self, address: str) -> None:
         """Count a wrong guess."""
         self._wrong.setdefault(address, deque(maxlen=WRONG_PER_MINUTE)).append(self._clock())
-        while len(self._wrong) > _MOST_ADDRESSES:
+        while len(self._wrong) > _MAX_ADDRESSES:
             del self._wrong[next(iter(self._wrong))]
 
 
@@ -160,18 +160,18 @@ class BrowserSignIn:
 
     async def with_key(self, key: str) -> str | None:
         """Return the cookie for the owner of a key or a token; None if it is not accepted. The key is not kept."""
-        token = await self._verified(key)
+        token = await self._verify(key)
         if token is None:
             return None
         return self.browsers.sign_in(self.access_of(principal_of(token), _person(token)), _left_s(token))
 
     async def with_bearer(self, token: str) -> Access | None:
         """Return who a script is by the key or the token that it sends; its acts have no person's name."""
-        verified = await self._verified(token)
+        verified = await self._verify(token)
         return self.access_of(principal_of(verified)) if verified is not None else None
 
-    async def _verified(self, secret: str) -> AccessToken | None:
-        if self._verifier is None or not 0 < len(secret) <= _MOST_TOKEN_CHARS or not secret.isascii():
+    async def _verify(self, secret: str) -> AccessToken | None:
+        if self._verifier is None or not 0 < len(secret) <= _MAX_TOKEN_CHARS or not secret.isascii():
             return None
         token = await self._verifier.verify_token(secret)
         is_good = token is not None and self._scopes <= set(token.scopes) and _left_s(token) > 0
@@ -179,7 +179,7 @@ class BrowserSignIn:
 
     def with_link(self, token: str) -> str | None:
         """Return the cookie of an operator for a token that works once; None if it does not, or no longer."""
-        if not self.gives_links or len(token) > _MOST_TOKEN_CHARS or not self.links.redeem(token):
+        if not self.gives_links or len(token) > _MAX_TOKEN_CHARS or not self.links.redeem(token):
             return None
         return self.browsers.sign_in(Access(LOCAL_PRINCIPAL, is_operator=True, name=_user()))
 

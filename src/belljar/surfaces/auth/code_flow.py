@@ -22,9 +22,9 @@ from belljar.surfaces.auth.tokens import get_json, metadata_urls
 
 CALLBACK: Final = "/console/oauth/callback"
 FLOW_S: Final = 10 * 60.0
-_MOST_FLOWS: Final = 1_000
+_MAX_FLOWS: Final = 1_000
 _TIMEOUT_S: Final = 10.0
-_MOST_CHARS: Final = 4_096
+_MAX_CHARS: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class CodeFlow:
         endpoint = (await self._endpoints())[0]
         state, cookie, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         self._flows[state] = _Flow(verifier, _digest(cookie), wanted, self._clock() + FLOW_S)
-        while len(self._flows) > _MOST_FLOWS:
+        while len(self._flows) > _MAX_FLOWS:
             del self._flows[next(iter(self._flows))]
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
         query = {
@@ -79,7 +79,7 @@ class CodeFlow:
 
     async def finish(self, query: dict[str, str], cookie: str) -> tuple[str, str]:
         """Return the access token for what the issuer sent the browser back with, and the page that was wanted."""
-        flow = self._flows.pop(query.get("state", "")[:_MOST_CHARS], None)
+        flow = self._flows.pop(query.get("state", "")[:_MAX_CHARS], None)
         is_ours = flow is not None and hmac.compare_digest(flow.browser, _digest(cookie))
         if flow is None or not is_ours or self._clock() >= flow.expires_at:
             raise InvalidArgument("this sign-in was not begun in this browser, or too long ago", hint="Sign in again")
@@ -87,7 +87,7 @@ class CodeFlow:
         if query.get("iss", self._issuer) != self._issuer:
             raise InvalidArgument("another issuer answered", hint="Sign in again")
         code = query.get("code", "")
-        if not 0 < len(code) <= _MOST_CHARS:
+        if not 0 < len(code) <= _MAX_CHARS:
             raise InvalidArgument("the issuer did not let you in", hint="Sign in again, or ask who runs the issuer")
         return await self._exchange(code, flow.verifier), flow.wanted
 

@@ -142,7 +142,7 @@ class JwtVerifier(TokenVerifier):
         import jwt
 
         try:
-            claims = await self._verified_claims(token)
+            claims = await self._verify_claims(token)
         except jwt.PyJWTError as error:
             logger.info("Refused a bearer token: %s", type(error).__name__)
             return None
@@ -158,7 +158,7 @@ class JwtVerifier(TokenVerifier):
             claims={"iss": self._issuer},
         )
 
-    async def _verified_claims(self, token: str) -> dict[str, Any] | None:
+    async def _verify_claims(self, token: str) -> dict[str, Any] | None:
         import jwt
 
         header = jwt.get_unverified_header(token)

@@ -54,7 +54,7 @@ EXECUTOR_INSTRUCTIONS = (
     "Runs Python files, each in a fresh sealed process: variables do not stay between runs, files in the working "
     "directory do. Build long programs with initialize_code_file and append_to_code_file."
 )
-MOST_CONNECTIONS = 1_000
+MAX_CONNECTIONS = 1_000
 _PLAIN = "is_plain"
 """Key in the fields of a failed program for which the settings want no `isError`; removed before the answer is sent."""
 
@@ -136,7 +136,7 @@ class ExecutorSurface:
     @answered
     async def append_to_code_file(self, ctx: Ctx, file_path: FilePath, content: Code) -> Fields:
         """Add code at the end of a code file."""
-        runner = await self._opened_runner()
+        runner = await self._open_runner()
         name = runner.storage.name_of(file_path)
         self._check_size(content)
         await runner.check_room(await self._environment(ctx), len(content))
@@ -147,7 +147,7 @@ class ExecutorSurface:
     @answered
     async def execute_code_file(self, ctx: Ctx, file_path: FilePath) -> Fields:
         """Run a code file in a fresh process of the configured environment."""
-        runner = await self._opened_runner()
+        runner = await self._open_runner()
         name = runner.storage.name_of(file_path)
         return await self._run(ctx, runner, name)
 
@@ -165,7 +165,7 @@ class ExecutorSurface:
     async def install_dependencies(self, ctx: Ctx, packages: Packages) -> Fields:
         """Install packages for your code, beside the environment."""
         check_requirements(packages)
-        runner, environment = await self._opened_runner(), await self._environment(ctx)
+        runner, environment = await self._open_runner(), await self._environment(ctx)
         outcomes = await runner.install(environment, packages, stage_reporter(ctx))
         failed = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
         there = [f"{outcome.name}=={outcome.installed_version}" for outcome in outcomes if not outcome.error]
@@ -215,7 +215,7 @@ class ExecutorSurface:
         previous = self._choice(ctx)
         await self._open(choice)
         self._chosen[connection_of(ctx)] = choice
-        while len(self._chosen) > MOST_CONNECTIONS:
+        while len(self._chosen) > MAX_CONNECTIONS:
             del self._chosen[next(iter(self._chosen))]
         return {
             "status": "success",
@@ -234,7 +234,7 @@ class ExecutorSurface:
     # Steps the tools share
 
     async def _write(self, ctx: Ctx, code: str, filename: str) -> tuple[ProgramRunner, str]:
-        runner = await self._opened_runner()
+        runner = await self._open_runner()
         self._check_size(code)
         name = runner.storage.new_name(filename)
         await runner.check_room(await self._environment(ctx), len(code))
@@ -283,7 +283,7 @@ class ExecutorSurface:
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)
 
-    async def _opened_runner(self) -> ProgramRunner:
+    async def _open_runner(self) -> ProgramRunner:
         """Return the caller's runner with its folders made, for calls that write or run something."""
         runner = self._runner()
         await runner.open()

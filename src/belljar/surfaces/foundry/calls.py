@@ -129,9 +129,9 @@ class Call:
 
     async def body(self, limit_bytes: int) -> dict[str, Any]:
         """Return the JSON object that the request brings."""
-        return await self.parsed(self.request.stream(), limit_bytes)
+        return await self.parse(self.request.stream(), limit_bytes)
 
-    async def parsed(self, chunks: AsyncIterator[bytes], limit_bytes: int) -> dict[str, Any]:
+    async def parse(self, chunks: AsyncIterator[bytes], limit_bytes: int) -> dict[str, Any]:
         """Return the JSON object that these chunks of the body make."""
         content = await self._content(chunks, limit_bytes)
         try:
@@ -155,7 +155,7 @@ class Call:
                 if len(content) > limit_bytes:
                     raise too_large
         except ClientDisconnect:
-            raise stopped() from None
+            raise caller_gone() from None
         return bytes(content)
 
 
@@ -165,7 +165,7 @@ def length_of(request: Request) -> int:
     return int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
 
 
-def stopped() -> Problem:
+def caller_gone() -> Problem:
     """Return the problem of a caller who went away, who will not read it."""
     return invalid("The body ended before its announced end", "body")
 

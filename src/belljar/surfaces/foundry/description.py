@@ -7,7 +7,7 @@ import functools
 import importlib.metadata
 from typing import Any, Final
 
-from belljar.sessions.identified import LEAST_CHARS, MOST_CHARS
+from belljar.sessions.identified import LEAST_CHARS, MAX_CHARS
 from belljar.surfaces.foundry.calls import NEW_VERSIONS, OLD_VERSIONS, VERSIONS
 
 Schema = dict[str, Any]
@@ -19,7 +19,7 @@ _ANYTHING: Final[Schema] = {}
 _IDENTIFIER: Final[Schema] = {
     "type": "string",
     "minLength": LEAST_CHARS,
-    "maxLength": MOST_CHARS,
+    "maxLength": MAX_CHARS,
     "pattern": r"""^[A-Za-z0-9_|}{\[\]:";'<>?/.,@#$%^&*()\-+=!~`]*$""",
 }
 

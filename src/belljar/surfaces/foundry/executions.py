@@ -35,8 +35,8 @@ from belljar.surfaces.foundry.values import value_of
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 OLD_TIMEOUT_S: Final = 100.0
-MOST_STREAM_CHARS: Final = 8_000_000
-MOST_OPERATIONS: Final = 10_000
+MAX_STREAM_CHARS: Final = 8_000_000
+MAX_OPERATIONS: Final = 10_000
 INPUT_TYPES: Final = {name.lower(): name for name in ("Inline", "InlineBase64", "InlineText")}
 EXECUTION_TYPES: Final = {name.lower(): name for name in ("Synchronous", "Asynchronous")}
 _OPERATION: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -250,7 +250,7 @@ class Executions:
     def _order(self, call: Call, identifier: str, fields: dict[str, Any]) -> Order:
         timeout_s = number(fields, "timeoutInSeconds") or DEFAULT_TIMEOUT_S
         most = number(fields, "outputStreamsMaxLength")
-        stream_chars = min(int(most or 0), MOST_STREAM_CHARS)
+        stream_chars = min(int(most or 0), MAX_STREAM_CHARS)
         code = command_cell(text(fields, "shellCommand")) if is_command(fields) else code_of(fields)
         return Order(identifier, code, timeout_s, _operation_id(call), stream_chars)
 
@@ -340,5 +340,5 @@ def _key(identifier: str, operation_id: str) -> str:
 
 def _remember(known: "OrderedDict[str, Any]", execution_id: str, value: Any) -> None:
     known[execution_id] = value
-    while len(known) > MOST_OPERATIONS:
+    while len(known) > MAX_OPERATIONS:
         known.popitem(last=False)

@@ -21,13 +21,13 @@ from belljar.files.workspace import FileEntry, FolderEntry, Workspace
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session
-from belljar.surfaces.foundry.calls import Call, stopped, text
+from belljar.surfaces.foundry.calls import Call, caller_gone, text
 from belljar.surfaces.foundry.problems import Problem, invalid, json_response, problem_of
-from belljar.surfaces.foundry.uploads import received
+from belljar.surfaces.foundry.uploads import receive
 
 LISTED: Final = 1_000
 READ_BYTES: Final = 256 * 1024
-MOST_URL_BYTES: Final = 65_536
+MAX_URL_BYTES: Final = 65_536
 P = ParamSpec("P")
 Found = TypeVar("Found")
 _ROOT: Final = SANDBOX_ROOT.strip("/") + "/"
@@ -70,7 +70,7 @@ class Files:
         whole = _with_first(first, chunks)
         is_json = call.request.headers.get("content-type", "").lower().startswith("application/json")
         if is_json and not first.lstrip().startswith(b"--"):
-            return await self._fetch(call, await call.parsed(whole, self._most_json_bytes))
+            return await self._fetch(call, await call.parse(whole, self._most_json_bytes))
         entry = await self.upload(call, call.query.get("path", ""), whole)
         return json_response(entry_fields(entry))
 
@@ -92,7 +92,7 @@ class Files:
 
     async def send(self, call: Call, name: str) -> Response:
         """Answer `POST /files/{name}/send`: the host puts a file to a URL, under the egress rules."""
-        url = text(await call.body(MOST_URL_BYTES), "url")
+        url = text(await call.body(MAX_URL_BYTES), "url")
         # Imported here, because it takes 24 ms, and most servers never send.
         from belljar.files.https import Reach, send_https
 
@@ -148,7 +148,7 @@ class Files:
         session = await self._identified.reach(call.identifier, call.principal)
         with session.held():
             limit = self._settings.max_upload_bytes
-            async with received(call.request, session.folders.root, limit, chunks) as upload:
+            async with receive(call.request, session.folders.root, limit, chunks) as upload:
                 name = upload.name if upload.name.startswith("/") or not folder else f"{folder}/{upload.name}"
                 return await self._keep(session, name, upload.file, upload.size)
 
@@ -243,7 +243,7 @@ async def _first_chunk(chunks: AsyncIterator[bytes]) -> bytes:
     try:
         return await anext(chunks, b"")
     except ClientDisconnect:
-        raise stopped() from None
+        raise caller_gone() from None
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

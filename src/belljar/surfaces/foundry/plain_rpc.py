@@ -71,7 +71,7 @@ class PlainRpc:
         if isinstance(message, JSONRPCNotification) or not isinstance(message, JSONRPCRequest):
             return Response(status_code=202)
         with logs.about(principal=current_principal()):
-            answer = await self._served(request, message)
+            answer = await self._serve(request, message)
         if isinstance(answer, JSONRPCError):
             return _response(answer)
         return json_response({"jsonrpc": "2.0", "id": message.id, "result": answer})
@@ -90,7 +90,7 @@ class PlainRpc:
             return b""
         return bytes(body)
 
-    async def _served(self, request: Request, message: JSONRPCRequest) -> dict[str, Any] | JSONRPCError:
+    async def _serve(self, request: Request, message: JSONRPCRequest) -> dict[str, Any] | JSONRPCError:
         match message.method:
             case "initialize":
                 return {

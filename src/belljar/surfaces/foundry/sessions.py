@@ -45,7 +45,7 @@ class SessionRoutes:
         skip = call.query.get("skip", "0")
         if not skip.isascii() or not skip.isdigit() or len(skip) > 9:
             raise invalid("skip has to be a whole number from 0 on", "skip")
-        found = self._identified.of(call.principal, skip=int(skip), count=LISTED + 1)
+        found = self._identified.records.of(call.principal, after=int(skip), count=LISTED + 1)
         entries = [(each.identifier, self._sessions.records.find(each.session_id)) for each in found[:LISTED]]
         link = call.url("listSessions", skip=str(int(skip) + LISTED)) if len(found) > LISTED else None
         sessions = [self._fields(identifier, entry) for identifier, entry in entries if entry is not None]

@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 220.0
 TEXT_PICTURE_BYTES: Final = 96 * 1024
 """The largest picture that is put into text, for callers who see nothing else."""
 PLAIN_PICTURE_BYTES: Final = 4 * 1024 * 1024
-MOST_WORDS: Final = 1_000
+MAX_WORDS: Final = 1_000
 is_plain: ContextVar[bool] = ContextVar("belljar_plain_rpc", default=False)
 """Whether the caller speaks the platform's plain dialect, and so sees text alone: see `plain_rpc.py`."""
 
@@ -83,7 +83,7 @@ class FoundryTools:
             "executionTimeInMilliseconds": report.milliseconds,
         }
         is_error = not report.result.success and self._settings.failures_are_errors
-        return await self._shown(ctx, fields, picture_in(value), is_error)
+        return await self._show(ctx, fields, picture_in(value), is_error)
 
     @refusals_as_results
     async def runShellCommandInRemoteEnvironment(  # noqa: N802
@@ -93,7 +93,7 @@ class FoundryTools:
         shellCommand: Annotated[str | None, Field(description="For a shell, like ls -l | head")] = None,  # noqa: N803
         execCommandAndArgs: Annotated[  # noqa: N803
             list[str] | None,
-            Field(min_length=1, max_length=MOST_WORDS, description="Instead: a program and its arguments, unquoted"),
+            Field(min_length=1, max_length=MAX_WORDS, description="Instead: a program and its arguments, unquoted"),
         ] = None,
     ) -> Answer:
         """Run a shell command. Files stay; cd and variables of the shell last for the command alone."""
@@ -109,7 +109,7 @@ class FoundryTools:
         }
         # A command that ends with a status has run, whatever the status: grep finds nothing with 1.
         is_error = not report.result.success and self._settings.failures_are_errors
-        return await self._shown(ctx, fields, None, is_error)
+        return await self._show(ctx, fields, None, is_error)
 
     async def _run(self, ctx: Ctx, environment_id: str, code: str) -> Report:
         principal = current_principal()
@@ -129,7 +129,7 @@ class FoundryTools:
                     await follow(execution, ctx, 3_600)
         return await self._executions.report(execution_id, order, principal)
 
-    async def _shown(
+    async def _show(
         self, ctx: Ctx, fields: dict[str, Any], picture: dict[str, str] | None, is_error: bool
     ) -> CallToolResult:
         """Return the fields, and a figure in a form that the caller can see."""
@@ -142,8 +142,8 @@ class FoundryTools:
             answer.structured_content = {**fields, "executionResult": data}
             return answer
         small = await asyncio.to_thread(fitted, content, mime, self._settings.image_budget_bytes)
-        told = {"type": "image", "format": picture["format"]}
-        answer = _answer({**fields, "executionResult": told}, is_error=is_error)
+        image = {"type": "image", "format": picture["format"]}
+        answer = _answer({**fields, "executionResult": image}, is_error=is_error)
         if small is not None:
             block = ImageContent(type="image", data=base64.b64encode(small[0]).decode(), mime_type=small[1])
             answer.content.append(block)

@@ -20,7 +20,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from belljar.files.openat import unwritable
-from belljar.surfaces.foundry.calls import length_of, stopped
+from belljar.surfaces.foundry.calls import caller_gone, length_of
 from belljar.surfaces.foundry.problems import Problem, invalid
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ WRITE_BYTES: Final = 1024 * 1024
 """How much is gathered before it is written, in a thread."""
 AROUND_BYTES: Final = 1024 * 1024
 """What a body may have beside the file: boundaries, headers and other fields."""
-MOST_HEADER_BYTES: Final = 16_384
-MOST_PARTS: Final = 100
+MAX_HEADER_BYTES: Final = 16_384
+MAX_PARTS: Final = 100
 _EXTENDED: Final = re.compile(rb"""filename\*=utf-8'[^']*'([^;\s]+)""", re.IGNORECASE)
 _HINT: Final = 'Send multipart/form-data with one field "file" that has a file name'
 
@@ -47,7 +47,7 @@ class Upload:
 
 
 @asynccontextmanager
-async def received(
+async def receive(
     request: Request, folder: Path, limit_bytes: int, chunks: AsyncIterator[bytes] | None = None
 ) -> AsyncGenerator[Upload]:
     """Receive the file of a request into a nameless file in `folder`, which is gone when the block ends.
@@ -89,7 +89,7 @@ async def _receive(request: Request, chunks: AsyncIterator[bytes], parts: "_Form
             if parts.gathered >= WRITE_BYTES:
                 await _write(parts, file)
     except ClientDisconnect:
-        raise stopped() from None
+        raise caller_gone() from None
     except FormParserError:
         raise invalid(f"The body is no multipart/form-data. {_HINT}", "body") from None
     if not parts.has_ended:
@@ -167,8 +167,8 @@ class _FormParts:
     def _begin(self) -> None:
         self._count += 1
         self._disposition, self._header_bytes, self._is_file = b"", 0, False
-        if self._count > MOST_PARTS:
-            raise invalid(f"The body has more than {MOST_PARTS} fields. {_HINT}", "body")
+        if self._count > MAX_PARTS:
+            raise invalid(f"The body has more than {MAX_PARTS} fields. {_HINT}", "body")
 
     def _on_header(self, data: bytes, start: int, end: int) -> None:
         self._header += self._taken(data, start, end)
@@ -178,8 +178,8 @@ class _FormParts:
 
     def _taken(self, data: bytes, start: int, end: int) -> bytes:
         self._header_bytes += end - start
-        if self._header_bytes > MOST_HEADER_BYTES:
-            raise invalid(f"A field has headers of more than {MOST_HEADER_BYTES:,} bytes", "body")
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise invalid(f"A field has headers of more than {MAX_HEADER_BYTES:,} bytes", "body")
         return data[start:end]
 
     def _end_header(self) -> None:

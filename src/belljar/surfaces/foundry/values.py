@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 from belljar.models import Display, ExecutionResult
 from belljar.outputs.displays import fitted
 
-MOST_CHARS: Final = 200_000
-MOST_DEPTH: Final = 60
+MAX_CHARS: Final = 200_000
+MAX_DEPTH: Final = 60
 PICTURE_BYTES: Final = 16 * 1024 * 1024
 _PICTURES: Final = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
 # Numbers of numpy 2 say their type: np.float64(1.5).
@@ -57,13 +57,13 @@ def read_value(printed: str, *, is_old: bool = False) -> Any:
         printed = numpy["value"]
     value = _literal(printed)
     is_scalar = value is None or isinstance(value, str | int | float)
-    if value is _MISSING or (is_old and not is_scalar) or not _has_json_form(value, MOST_DEPTH):
+    if value is _MISSING or (is_old and not is_scalar) or not _has_json_form(value, MAX_DEPTH):
         return printed
     return value
 
 
 def _literal(printed: str) -> Any:
-    if len(printed) > MOST_CHARS or sum(map(printed.count, "[({")) > MOST_CHARS // 10:
+    if len(printed) > MAX_CHARS or sum(map(printed.count, "[({")) > MAX_CHARS // 10:
         return _MISSING
     try:
         return ast.literal_eval(printed)

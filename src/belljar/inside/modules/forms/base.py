@@ -14,12 +14,12 @@ from typing import Any
 
 from .errors import FormChanged, FormError, InvalidValues
 from .questions import ask_for, sorted_out
-from .schema import MOST_FIELDS, Field, converted, in_words, is_empty, object_schema, tidy
+from .schema import MAX_FIELDS, Field, converted, in_words, is_empty, object_schema, tidy
 
 Receipt = dict[str, Any]
 """What was done with a form: JSON, so that a workflow or a file can keep it."""
 _HIDDEN = "•••"
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 class Preview(str):
@@ -37,8 +37,8 @@ class Form:
     def __init__(self, source: str, fields: list[Field], title: str = "", notes: list[str] | None = None) -> None:
         if not fields:
             raise FormError(f"{source} has no field that could be filled in")
-        if len(fields) > MOST_FIELDS:
-            raise FormError(f"{source} has {len(fields):,} fields, the most is {MOST_FIELDS:,}")
+        if len(fields) > MAX_FIELDS:
+            raise FormError(f"{source} has {len(fields):,} fields, the most is {MAX_FIELDS:,}")
         self.source = source
         self.title = title
         self.notes = list(notes or ())
@@ -125,7 +125,7 @@ class Form:
                 unknown[str(name)] = "is not in the form" if not meant else f"is the label of {len(meant)} fields"
         if unknown:
             lines = "; ".join(f"{name!r} {why}" for name, why in unknown.items())
-            names = ", ".join(map(repr, [*self.fields][:_MOST_SHOWN]))
+            names = ", ".join(map(repr, [*self.fields][:_MAX_SHOWN]))
             raise InvalidValues(f"{lines}. Its fields are {names}", unknown)
         return known
 

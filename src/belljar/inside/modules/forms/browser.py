@@ -28,7 +28,7 @@ SETTLE_S = 15.0
 """How long a page may take to answer a form that was sent."""
 _LARGEST_FILES_BYTES = 2 * 1024 * 1024
 _POLL_S = 0.25
-_MOST_ALERTS = 10
+_MAX_ALERTS = 10
 _LARGEST_CHARS = 4_000_000
 # Names of the tools by server: open a page (tool, parameter), run a function (tool, parameter).
 _DIALECTS = (
@@ -182,7 +182,7 @@ class BrowserForm(Form):
         index = None if pressed is None else int(pressed.attributes["index"])
         self._note_sent()
         self._page.run(_PRESS % {**place, "button": json.dumps(index), "mark": json.dumps(mark)})
-        return self._answered(mark, before)
+        return self._wait_for_answer(mark, before)
 
     def _plan(self) -> list[dict[str, Any]]:
         """Return what is done to each control of the page."""
@@ -212,7 +212,7 @@ class BrowserForm(Form):
                 plan.append(step)
         return plan
 
-    def _answered(self, mark: str, before: dict[str, Any]) -> Receipt:
+    def _wait_for_answer(self, mark: str, before: dict[str, Any]) -> Receipt:
         """Wait until the page has changed and loaded, and say what it shows."""
         deadline = time.monotonic() + SETTLE_S
         look = before
@@ -300,7 +300,7 @@ class _BrowserPage:
         if found is None:
             return False
         kind, said = found[1], tidy(found[2])
-        if kind != "alert" or len(self.alerts) >= _MOST_ALERTS:
+        if kind != "alert" or len(self.alerts) >= _MAX_ALERTS:
             raise _Asks(
                 f"the page asks {said!r} in a {kind} dialog. Answer it with browser_handle_dialog of {self.server}, "
                 "and look at the page before anything is sent again"

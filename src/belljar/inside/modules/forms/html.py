@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from .errors import FormError
-from .schema import MOST_FIELDS, MOST_OPTIONS, Field, as_list, one_of, tidy
+from .schema import MAX_FIELDS, MAX_OPTIONS, Field, as_list, one_of, tidy
 
 LARGEST_FILE_BYTES = 50 * 1024 * 1024
-_MOST_CONTROLS = 4 * MOST_FIELDS
+_MAX_CONTROLS = 4 * MAX_FIELDS
 _PATTERN_CHARS = 500
 _BUTTONS = ("submit", "image", "button", "reset")
 _BLOCKS = (
@@ -245,8 +245,8 @@ def _form(element: Any, number: int, document: Any, url: str, charset: str) -> P
     ]
     order = {control: place for place, control in enumerate(document.iter())} if outside else {}
     elements = sorted([*inside, *outside], key=lambda one: order[one]) if outside else inside
-    if len(elements) > _MOST_CONTROLS:
-        raise FormError(f"a form of {url} has {len(elements):,} controls, the most is {_MOST_CONTROLS:,}")
+    if len(elements) > _MAX_CONTROLS:
+        raise FormError(f"a form of {url} has {len(elements):,} controls, the most is {_MAX_CONTROLS:,}")
     labels = _labels(document)
     controls = [control for one in elements if (control := _control(one, labels)) is not None]
     action = urljoin(url, (element.get("action") or "").strip()) or url
@@ -335,7 +335,7 @@ def _read_options(element: Any, control: Control) -> None:
         text = tidy(option.text_content())
         value = option.get("value")
         control.options.append((text if value is None else value, text, option.get("selected") is not None))
-        if len(control.options) >= MOST_OPTIONS:
+        if len(control.options) >= MAX_OPTIONS:
             break
 
 

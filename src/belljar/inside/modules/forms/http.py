@@ -28,7 +28,7 @@ from .sources import content_of, is_address, name_of
 
 LARGEST_PAGE_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 30.0
-_MOST_REDIRECTS = 10
+_MAX_REDIRECTS = 10
 _MULTIPART = "multipart/form-data"
 _AGENT = "Mozilla/5.0 (compatible; belljar-forms)"
 
@@ -115,7 +115,7 @@ class _Https(urllib.request.AbstractHTTPHandler):
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects as browsers do; a form goes on to another site by no 307 or 308."""
 
-    max_redirections = _MOST_REDIRECTS
+    max_redirections = _MAX_REDIRECTS
 
     def __init__(self) -> None:
         self.followed: list[str] = []
@@ -198,7 +198,7 @@ class HttpForm(Form):
                 f"the connection to {origin(action)} broke after the form was sent: {_reason(error)}. Whether it was "
                 "taken is not known: look there before you send it again"
             ) from None
-        return self._answered(answer)
+        return self._read_answer(answer)
 
     def _reread(self) -> None:
         """Read the page again and take its hidden values, because tokens expire."""
@@ -208,7 +208,7 @@ class HttpForm(Form):
         for name, one in fresh.fields.items():
             self.fields[name].native = one.native
 
-    def _answered(self, answer: HttpAnswer) -> Receipt:
+    def _read_answer(self, answer: HttpAnswer) -> Receipt:
         is_html = answer.type in ("text/html", "application/xhtml+xml")
         forms, title = page_forms(answer.page) if is_html else ([], "")
         text = (

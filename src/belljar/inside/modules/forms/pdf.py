@@ -23,7 +23,7 @@ from typing import Any
 
 from .base import Form, Receipt
 from .errors import FormError
-from .schema import MOST_FIELDS, Field, as_list, is_empty, one_of, tidy
+from .schema import MAX_FIELDS, Field, as_list, is_empty, one_of, tidy
 from .sources import content_of, is_address, name_of
 
 LARGEST_BYTES = 100 * 1024 * 1024
@@ -64,7 +64,7 @@ class PdfForm(Form):
         if not is_draft:
             self._check_complete()
         with _reading(self.source):
-            content = self._written()
+            content = self._write()
             self._check_written(content)
         _replace(Path(path), content)
         digest = hashlib.sha256(content).hexdigest()
@@ -76,7 +76,7 @@ class PdfForm(Form):
     def _would_send(self, button: str) -> None:
         """Return nothing: a document is not sent, and the receipt of a dry run has its values."""
 
-    def _written(self) -> bytes:
+    def _write(self) -> bytes:
         pypdf = _pypdf()
         writer = pypdf.PdfWriter(clone_from=_reader(self._content, self.source, self._password))
         root = writer.root_object
@@ -156,7 +156,7 @@ def _terminal_fields(acro_form: Any) -> Iterator[tuple[str, _AcroField]]:
     while stack:
         reference, prefix, parents = stack.pop()
         one = reference.get_object()
-        if not hasattr(one, "get") or id(one) in seen or len(parents) > _DEEPEST or len(seen) > 4 * MOST_FIELDS:
+        if not hasattr(one, "get") or id(one) in seen or len(parents) > _DEEPEST or len(seen) > 4 * MAX_FIELDS:
             continue
         seen.add(id(one))
         own = one.get("/T")

@@ -18,8 +18,8 @@ from .schema import Field, converted, fields_of, in_words, is_empty, options_of,
 _BATCH = 25
 """The most fields of one question: people do not fill in longer ones, and the host has a limit of its own."""
 _BATCH_CHARS = 40_000
-_MOST_ROUNDS = 3
-_MOST_ASKED_OPTIONS = 200
+_MAX_ROUNDS = 3
+_MAX_ASKED_OPTIONS = 200
 _KEYWORDS = ("title", "description", "format", "minLength", "maxLength", "minimum", "maximum")
 _FORMATS = ("email", "uri", "date", "date-time")
 
@@ -84,7 +84,7 @@ def _batches(fields: list[Field]) -> list[list[Field]]:
     batches: list[list[Field]] = []
     room = 0
     for one in fields:
-        size = 2 * len(json.dumps(one.name)) + len(json.dumps(_asked(one)))
+        size = 2 * len(json.dumps(one.name)) + len(json.dumps(_field_schema(one)))
         if size > _BATCH_CHARS:
             raise NobodyToAsk(f"the field {tidy(one.name)!r} is too large for a question: pass its value in the code")
         if not batches or len(batches[-1]) == _BATCH or size > room:
@@ -105,7 +105,7 @@ def _ask_batch(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     missing, reasons = fields, faults
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         try:
             answer = ask_together(_message(missing, reasons, message), asked_schema(missing))
         except EOFError:
@@ -121,7 +121,7 @@ def _ask_batch(
 
 
 def _ask_line(field: Field, fault: str) -> Any:
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         try:
             text = input(f"{field.label} ({in_words(field)}; {fault}): ")
         except (EOFError, RuntimeError, NotImplementedError):
@@ -155,10 +155,10 @@ def asked_schema(fields: list[Field]) -> dict[str, Any]:
     """Return the schema in the form that elicitation has: flat, with its keywords only, and without passwords."""
     shown = [one for one in fields if not one.schema.get("writeOnly")]
     required = [one.name for one in shown if one.is_required]
-    return {"type": "object", "properties": {one.name: _asked(one) for one in shown}, "required": required}
+    return {"type": "object", "properties": {one.name: _field_schema(one) for one in shown}, "required": required}
 
 
-def _asked(field: Field) -> dict[str, Any]:
+def _field_schema(field: Field) -> dict[str, Any]:
     schema = field.schema
     kind = schema.get("type", "string")
     asked: dict[str, Any] = {"type": kind, **{key: schema[key] for key in _KEYWORDS if key in schema}}
@@ -170,7 +170,7 @@ def _asked(field: Field) -> dict[str, Any]:
     options = options_of(schema)
     if not options:
         return {"type": "string", "title": asked["title"]} if kind == "array" else asked
-    if len(options) > _MOST_ASKED_OPTIONS or len(json.dumps(options, default=str)) > _BATCH_CHARS / 2:
+    if len(options) > _MAX_ASKED_OPTIONS or len(json.dumps(options, default=str)) > _BATCH_CHARS / 2:
         # Too long a list to choose from: it is typed, and checked afterwards.
         return {"type": "string", "title": asked["title"], "description": tidy(in_words(field), 1_000)}
     titled = [{"const": str(value), "title": tidy(title)} for value, title in options]

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-MOST_FIELDS = 2_000
-MOST_OPTIONS = 2_000
-MOST_CHARS = 100_000
+MAX_FIELDS = 2_000
+MAX_OPTIONS = 2_000
+MAX_CHARS = 100_000
 """The longest value of one field."""
 _LABEL_CHARS = 300
 _SHOWN = 8
@@ -55,8 +55,8 @@ def fields_of(schema: dict[str, Any]) -> list[Field]:
     if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):  # pyright: ignore
         raise ValueError("the schema has no `properties`: pass {'type': 'object', 'properties': {name: {'type': …}}}")
     properties = cast("dict[str, dict[str, Any]]", properties)
-    if len(properties) > MOST_FIELDS:
-        raise ValueError(f"the schema has {len(properties):,} fields, the most is {MOST_FIELDS:,}")
+    if len(properties) > MAX_FIELDS:
+        raise ValueError(f"the schema has {len(properties):,} fields, the most is {MAX_FIELDS:,}")
     required = schema.get("required") or ()
     fields = [
         Field(str(name), dict(one), name in required, value=one.get("default")) for name, one in properties.items()
@@ -84,7 +84,7 @@ def options_of(schema: dict[str, Any]) -> list[tuple[Any, str]]:
 
 def one_of(options: list[tuple[str, str]]) -> dict[str, Any]:
     """Return the schema keywords for a choice between values, with titles where these say more than the values."""
-    kept = list(dict(options[:MOST_OPTIONS]).items())
+    kept = list(dict(options[:MAX_OPTIONS]).items())
     if any(title and title != value for value, title in kept):
         return {"oneOf": [{"const": value, "title": title or value} for value, title in kept]}
     return {"enum": [value for value, _ in kept]}
@@ -188,8 +188,8 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{_short(value)} is not text")  # noqa: TRY004  - a fault of the value, as all here
     text = str(value)
-    if len(text) > MOST_CHARS:
-        raise ValueError(f"it has {len(text):,} characters, the most is {MOST_CHARS:,}")
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"it has {len(text):,} characters, the most is {MAX_CHARS:,}")
     return text
 
 
@@ -210,7 +210,7 @@ def _chosen(value: Any, options: list[tuple[Any, str]]) -> Any:
 
 
 def _check_count(values: list[Any], schema: dict[str, Any]) -> None:
-    least, most = schema.get("minItems", 0), schema.get("maxItems", MOST_OPTIONS)
+    least, most = schema.get("minItems", 0), schema.get("maxItems", MAX_OPTIONS)
     if not least <= len(values) <= most:
         raise ValueError(f"{len(values)} are chosen, it takes {least} to {most}")
 
@@ -225,7 +225,7 @@ def _check_range(number: float, schema: dict[str, Any]) -> None:
 def _check_text(text: str, schema: dict[str, Any]) -> None:
     if len(text) < schema.get("minLength", 0):
         raise ValueError(f"it has {len(text)} characters, the least is {schema['minLength']}")
-    if len(text) > schema.get("maxLength", MOST_CHARS):
+    if len(text) > schema.get("maxLength", MAX_CHARS):
         raise ValueError(f"it has {len(text)} characters, the most is {schema['maxLength']}")
     fault = _format_fault(text, str(schema.get("format", "")))
     if fault:

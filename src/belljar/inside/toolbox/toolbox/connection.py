@@ -21,7 +21,7 @@ from .errors import ArgumentError, ToolError
 from .waiters import Answer, HostSocket, LoopWaiter, Waiter
 
 VARIABLE = "BELLJAR_TOOLBOX"
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 GONE = "the host has closed the connection; whether the call was made is not known"
 LEFT_UNREAD = (
     "the host has closed the connection in the middle of an answer, as it does when code leaves answers unread: "
@@ -86,9 +86,9 @@ class HostConnection:
 
     def _send(self, number: int, message: dict[str, Any], waiter: Waiter | LoopWaiter) -> HostSocket:
         line = _JSON.encode({"id": number, **message}).encode() + b"\n"
-        if len(line) > MOST_BYTES:
+        if len(line) > MAX_BYTES:
             raise ArgumentError(
-                f"the arguments take {len(line):,} bytes, and {MOST_BYTES:,} is the most that a call can take along; "
+                f"the arguments take {len(line):,} bytes, and {MAX_BYTES:,} is the most that a call can take along; "
                 "pass less at once"
             )
         for is_last in (False, True):

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection
 from typing import Any
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 class ToolError(Exception):
@@ -60,5 +60,5 @@ def meant(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
         return f": did you mean {near[0]!r}?"
-    more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
-    return f": there is {', '.join(map(repr, list(known)[:_MOST_LISTED]))}{more}" if known else ""
+    more = f" and {len(known) - _MAX_LISTED:,} more" if len(known) > _MAX_LISTED else ""
+    return f": there is {', '.join(map(repr, list(known)[:_MAX_LISTED]))}{more}" if known else ""

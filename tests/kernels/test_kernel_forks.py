@@ -1,4 +1,4 @@
-"""Copies of live kernels: what comes along, what is named as lost, and how little a hostile one can do."""
+"""Forks of live kernels: what comes along, what is named as lost, and how little a hostile one can do."""
 
 import asyncio
 import os
@@ -11,14 +11,14 @@ import pytest
 
 from belljar.errors import BelljarError, CopyRefused, KernelDied
 from belljar.kernels import forked_process, ipython
-from belljar.kernels.base import Kernel, KernelSnapshot
+from belljar.kernels.base import Kernel, KernelCheckpoint
 from belljar.kernels.ipython import IPythonKernel
 from cells import ForkingPlace, interrupt_when_started, run
 from waiting import until
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 30
+TIMEOUT_S = 30
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def forked(
     owner = before.workspace.stat()
     for path in after.workspace.rglob("*"):
         os.chown(path, owner.st_uid, owner.st_gid)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         fork, lost = await place.starter.fork(kernel, before, after, reseed=reseed)
     assert isinstance(fork, IPythonKernel)
     try:
@@ -57,17 +57,17 @@ async def forked(
         await fork.aclose()
 
 
-Wake = Callable[[IPythonKernel, KernelSnapshot], Awaitable[IPythonKernel]]
+Wake = Callable[[IPythonKernel, KernelCheckpoint], Awaitable[IPythonKernel]]
 
 
 @pytest.fixture
 async def wake() -> AsyncIterator[Wake]:
-    """Wakes copies, and lets go of the kernels at the end."""
+    """Wakes checkpoints, and lets go of the kernels at the end."""
     opened: list[IPythonKernel] = []
 
-    async def wake(kernel: IPythonKernel, copy: KernelSnapshot) -> IPythonKernel:
-        async with asyncio.timeout(PATIENCE_S):
-            opened.append(await kernel.restore(copy))
+    async def wake(kernel: IPythonKernel, checkpoint: KernelCheckpoint) -> IPythonKernel:
+        async with asyncio.timeout(TIMEOUT_S):
+            opened.append(await kernel.restore(checkpoint))
         return opened[-1]
 
     yield wake
@@ -79,6 +79,36 @@ async def tell(kernel: Kernel, code: str) -> str:
     outcome = await run(kernel, code)
     assert outcome.is_ok, outcome.events
     return outcome.stdout.strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's sandbox has no other user that could hold it open")
+async def test_a_session_that_kills_all_it_sees_keeps_its_variables(origin: IPythonKernel) -> None:
+    await run(origin, "import os, signal\nkept = 1\nos.kill(-1, signal.SIGKILL)")
+    assert await tell(origin, "print(kept)") == "1"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket; socket.setdefaulttimeout(0.05)",
+        "import os; os.close(1)",
+        "import signal\ndef fail(*_): raise ValueError\nsignal.signal(signal.SIGALRM, fail)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)",
+        "import gc; gc.set_threshold(1)",
+    ],
+    ids=["socket timeout", "closed stdout", "handler that raises", "constant collections"],
+)
+async def test_what_a_cell_changes_in_its_process_harms_neither_checkpoints_nor_what_wakes(
+    origin: IPythonKernel, wake: Wake, code: str
+) -> None:
+    await run(origin, f"kept = 1\n{code}")
+    # Let more time pass than the timeout and the timer have, because that is what harmed them.
+    await asyncio.sleep(0.2)
+    checkpoint = await origin.fork_checkpoint()
+    await asyncio.sleep(0.2)
+    again = await wake(origin, checkpoint)
+    await asyncio.sleep(0.2)
+    assert (await run(again, "assert kept == 1")).is_ok
 
 
 # What comes along
@@ -106,25 +136,34 @@ async def test_a_fork_lives_on_without_its_origin(place: ForkingPlace) -> None:
 
 async def test_copies_of_copies_wake_as_they_fell_asleep(origin: IPythonKernel, wake: Wake) -> None:
     await run(origin, "line = [1]")
-    first = await origin.snapshot()
+    first = await origin.fork_checkpoint()
     await run(origin, "line.append(2)")
     again = await wake(origin, first)
     assert await tell(again, "print(line)") == "[1]"
     await run(again, "line.append('again')")
-    second = await again.snapshot()
+    second = await again.fork_checkpoint()
     last = await wake(again, second)
     assert await tell(last, "print(line)") == "[1, 'again']"
-    # The copy sleeps on: it can be woken as often as one likes.
+    # The checkpoint sleeps on: it can be woken as often as one likes.
     assert await tell(await wake(last, first), "print(line)") == "[1]"
 
 
 async def test_a_copy_wakes_after_its_kernel_died(origin: IPythonKernel, wake: Wake) -> None:
     await run(origin, "kept = 1")
-    copy = await origin.snapshot()
+    checkpoint = await origin.fork_checkpoint()
     with pytest.raises(KernelDied, match="exit status 3"):
         await run(origin, "import os; os._exit(3)")
+    assert checkpoint.is_alive()
+    assert await tell(await wake(origin, checkpoint), "print(kept)") == "1"
+
+
+async def test_a_copy_sleeps_through_signals(origin: IPythonKernel, wake: Wake) -> None:
+    await run(origin, "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: 1 / 0)")
+    copy = await origin.fork_checkpoint()
+    # To all processes that the session sees but itself.
+    await run(origin, "for number in (signal.SIGINT, signal.SIGTERM): os.kill(-1, number)")
     assert copy.is_alive()
-    assert await tell(await wake(origin, copy), "print(kept)") == "1"
+    assert await tell(await wake(origin, copy), "print(signal.getsignal(signal.SIGTERM).__name__)") == "<lambda>"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +175,7 @@ async def test_a_copy_that_ends_says_how_and_the_others_do_not_notice(
     place: ForkingPlace, origin: IPythonKernel, code: str, cause: str, wake: Wake
 ) -> None:
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.snapshot())
+        fresh = await wake(fork, await fork.fork_checkpoint())
         with pytest.raises(KernelDied, match=cause):
             await run(fresh, code)
         with pytest.raises(KernelDied):
@@ -146,7 +185,7 @@ async def test_a_copy_that_ends_says_how_and_the_others_do_not_notice(
 
 async def test_copies_are_interrupted_each_for_itself(place: ForkingPlace, origin: IPythonKernel, wake: Wake) -> None:
     async with forked(place, origin) as (fork, _):
-        for kernel in (fork, origin, await wake(origin, await origin.snapshot())):
+        for kernel in (fork, origin, await wake(origin, await origin.fork_checkpoint())):
             outcome = await interrupt_when_started(kernel, "print('started')\nwhile True: pass")
             assert outcome.error.name == "KeyboardInterrupt"
 
@@ -182,7 +221,7 @@ await asyncio.sleep(0.01)
     more = "before = len(ticks); await asyncio.sleep(0.05); done.set(); print(len(ticks) > before, await waiter)"
     await run(origin, code)
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.snapshot())
+        fresh = await wake(fork, await fork.fork_checkpoint())
         assert [await tell(kernel, more) for kernel in (fresh, origin)] == ["True waited"] * 2
         assert await tell(fresh, "print(await asyncio.to_thread(abs, -1))") == "1"
         assert await tell(fresh, "print(asyncio.run(asyncio.sleep(0, 2)))") == "2"
@@ -192,7 +231,7 @@ async def test_open_files_have_offsets_and_contents_of_their_own(
     place: ForkingPlace, origin: IPythonKernel, wake: Wake
 ) -> None:
     await run(origin, "open('text', 'w').write('abcdefgh'); file = open('text', 'r+b', 0); file.read(3)")
-    asleep = await origin.snapshot()
+    asleep = await origin.fork_checkpoint()
     async with forked(place, origin) as (fork, _):
         assert await tell(origin, "print(file.read(2))") == "b'de'"
         assert await tell(fork, "print(file.read(2), file.write(b'XX'))") == "b'de' 2"
@@ -203,7 +242,7 @@ async def test_open_files_have_offsets_and_contents_of_their_own(
 
 async def test_what_was_written_and_not_flushed_is_written_once(place: ForkingPlace, origin: IPythonKernel) -> None:
     await run(origin, "file = open('log', 'w'); n = file.write('abc')")
-    origin.forget(await origin.snapshot())
+    origin.forget(await origin.fork_checkpoint())
     async with forked(place, origin) as (fork, _):
         for kernel in (fork, origin):
             assert await tell(kernel, "n = file.write('def'); file.close(); print(open('log').read())") == "abcdef"
@@ -217,7 +256,7 @@ async def test_numbers_are_drawn_alike_unless_others_are_asked_for(
         "print(random.random(), numpy.random.random(), generator.random(), next(tempfile._get_candidate_names()))"
     )
     await run(origin, "import numpy, random, tempfile; generator = numpy.random.default_rng(); random.random()")
-    asleep = await origin.snapshot()
+    asleep = await origin.fork_checkpoint()
     async with forked(place, origin, "same") as (same, _), forked(place, origin, "other", reseed=True) as (other, _):
         drawn = [(await tell(kernel, draw)).split() for kernel in (origin, same, other)]
     assert drawn[0][:3] == drawn[1][:3]
@@ -242,7 +281,7 @@ child = subprocess.Popen(['sleep', '600'])
 server = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(server.getsockname())
 """
     await run(origin, code)
-    asleep = await origin.snapshot()
+    asleep = await origin.fork_checkpoint()
     async with forked(place, origin) as (fork, lost):
         number = await tell(origin, "print(child.pid)")
         assert lost[:3] == ["thread heartbeat", f"process sleep ({number})", "2 open sockets"]
@@ -262,7 +301,7 @@ server = socket.create_server(('127.0.0.1', 0)); address = server.getsockname()
 locked = open('lock', 'w'); fcntl.flock(locked, fcntl.LOCK_EX)
 """
     await run(origin, code)
-    await origin.snapshot()
+    await origin.fork_checkpoint()
     assert await tell(origin, "print(child.communicate(b'said', timeout=20))") == "(b'said', None)"
     assert await tell(origin, "server.close(); print(socket.create_server(address).getsockname() == address)") == "True"
     again = "locked.close(); again = open('lock'); fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB); print('free')"
@@ -270,7 +309,7 @@ locked = open('lock', 'w'); fcntl.flock(locked, fcntl.LOCK_EX)
 
 
 async def test_copies_are_no_children_of_the_sessions(place: ForkingPlace, origin: IPythonKernel, wake: Wake) -> None:
-    asleep = await origin.snapshot()
+    asleep = await origin.fork_checkpoint()
     async with forked(place, origin) as (fork, _):
         for kernel in (origin, fork, await wake(origin, asleep)):
             assert (await run(kernel, "import os; os.wait()")).error.name == "ChildProcessError"
@@ -283,7 +322,7 @@ async def test_a_session_that_ignores_its_children_can_be_copied(
 ) -> None:
     await run(origin, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); kept = 1")
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.snapshot())
+        fresh = await wake(fork, await fork.fork_checkpoint())
         assert await tell(fresh, "print(kept)") == "1"
         with pytest.raises(KernelDied, match="exit status 3"):
             await run(fresh, "import os; os._exit(3)")
@@ -309,15 +348,15 @@ def chatter(number):
 for number in range(4): threading.Thread(target=chatter, args=(number,), daemon=True).start()
 """
     await run(origin, code)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         for number in range(60):
-            copy = await origin.snapshot()
+            checkpoint = await origin.fork_checkpoint()
             if number % 6 == 0:
-                fresh = await wake(origin, copy)
+                fresh = await wake(origin, checkpoint)
                 outcome = await run(fresh, "print('printed'); logging.getLogger().warning('logged'); 1")
                 assert (outcome.stdout, outcome.result) == ("printed\n", {"text/plain": "1"})
                 assert "logged" in outcome.stderr
-            origin.forget(copy)
+            origin.forget(checkpoint)
         async with forked(place, origin) as (fork, _):
             assert await tell(fork, "print('printed')") == "printed"
 
@@ -335,7 +374,7 @@ async def test_a_session_that_used_openmp_can_be_copied_and_goes_on_using_it(
 ) -> None:
     times = await tell(origin, _CLUSTER + "print(cluster())")
     async with forked(place, origin) as (fork, _):
-        fresh = await wake(fork, await fork.snapshot())
+        fresh = await wake(fork, await fork.fork_checkpoint())
         assert [await tell(kernel, "print(cluster())") for kernel in (fresh, origin)] == [times] * 2
 
 
@@ -350,12 +389,12 @@ worker = threading.Thread(target=work); worker.start(); done.wait()
 """
     await run(origin, _CLUSTER + code)
     with pytest.raises(CopyRefused, match="threads of OpenMP are running"):
-        await origin.snapshot()
+        await origin.fork_checkpoint()
     with pytest.raises(CopyRefused, match="threads of OpenMP are running"):
         async with forked(place, origin):
             pass
     await run(origin, "over.set(); worker.join()")
-    await origin.snapshot()
+    await origin.fork_checkpoint()
 
 
 # Sessions that do not play along
@@ -380,7 +419,7 @@ _HOSTILE = {
     "a malformed answer": _ANSWER.format("[{'type': 'forked', 'id': 'x', 'lost': 7}]"),
     "many answers": _ANSWER.format("[m] * 1000"),
     "a lie": _ANSWER.format("[{**m, 'lost': ['x' * 10_000] * 1000}]"),
-    "no word from the copy": "import sys; sys.modules['belljar_runner.serving'].Channel = None",
+    "no word from the copy": "import sys; sys.modules['belljar_runner.runner'].Channel = None",
     "no duplicates": "import os; os.dup2 = None",
     "hooks that raise": "import os; os.register_at_fork(before=lambda: 1 / 0, after_in_child=lambda: 1 / 0)",
     "hooks that hang": "import os, threading; os.register_at_fork(after_in_child=lambda: threading.Event().wait())",
@@ -388,7 +427,7 @@ _HOSTILE = {
     "closed descriptors": "import os; os.closerange(0, 3)",
     "no room for processes": "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (0, 0))",
     "no room for descriptors": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (3, 3))",
-    "a broken interpreter": "import sys; sys.modules['belljar_runner.forking'].__dict__.clear()",
+    "a broken interpreter": "import sys; sys.modules['belljar_runner.fork'].__dict__.clear()",
     "another program": "import sys; sys.executable = '/bin/false'",
 }
 
@@ -398,8 +437,8 @@ async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
     place: ForkingPlace, wake: Wake, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     for module in (ipython, forked_process):
-        monkeypatch.setattr(module, "COPY_PATIENCE_S", 1.0)
-    async with asyncio.timeout(PATIENCE_S), place.open("ipython", "origin") as origin:
+        monkeypatch.setattr(module, "FORK_TIMEOUT_S", 1.0)
+    async with asyncio.timeout(TIMEOUT_S), place.open("ipython", "origin") as origin:
         await run(origin, code)
         # Anything else would be a fault of ours, for which a person gets no clear word.
         with suppress(BelljarError):
@@ -412,7 +451,7 @@ async def test_a_hostile_session_is_copied_or_refused_in_bounded_time(
 
 
 async def sleep_and_wake(kernel: IPythonKernel, wake: Wake) -> None:
-    await run(await wake(kernel, await kernel.snapshot()), "1")
+    await run(await wake(kernel, await kernel.fork_checkpoint()), "1")
 
 
 async def fork_once(place: ForkingPlace, kernel: IPythonKernel) -> None:

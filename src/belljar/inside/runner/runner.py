@@ -1,122 +1,128 @@
 """The runner's main loop: attach to a host and do what it asks, one request at a time, until it is gone.
 
-Owns the protocol's requests (`_on_*`), the order of outputs, `input()`, background tasks between cells, and what
-happens in a process that was forked from the runner.
+Owns the protocol's requests (`_on_*`), background tasks between cells, and what happens in a process that was forked
+from the runner.
 """
 
 # IPython is typed in part only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import asyncio
-import bdb
 import builtins
 import contextlib
 import getpass
 import importlib
 import itertools
-import json
 import os
-import random
 import resource
 import socket
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from IPython.core.error import StdinNotImplementedError
-
 from . import comms, fork, gpu, interpreter_state, introspection, relocation, variables
-from .channel import Channel
-from .interrupts import Interrupts
+from .channel import Channel, encode_stream
+from .checkpoint import fork_checkpoint, watch_fork_hooks
+from .host_link import HostLink
 from .pristine import no_traces
-from .shell import ResultHook, Shell, build_shell, direct_outputs
+from .shell import Shell, build_shell, direct_outputs
 from .state_file import StateContext
 from .state_load import StateLoader
 from .state_save import StateSaver
 from .streams import Streams
 
-NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
-
-NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
 _SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
+_READY = {"type": "ready", "python": sys.version.split()[0]}
+
+_MAX_FAILURES = 10
+"""How often in a row no request is served before the runner ends."""
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
 
 
-class Runner:
+class Runner(HostLink):
     """One IPython shell and, after `attach`, the connection to one host."""
 
-    channel: Channel
-    streams: Streams
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
+        super().__init__()
         self.shell: Shell = build_shell()
-        self.interrupts = Interrupts()
         comms.install(self.emit)
-        self._execution: Any = None
-        self._allow_input = False
         self._awaits_go = False
-        self.is_snapshot = False
-        self._held: dict[str, Any] | None = None
+        self.is_checkpoint = False
         self._finished: dict[str, Any] | None = None
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._wakeup: asyncio.Future[None] | None = None
 
-    def open_streams(self) -> None:
-        """Put our streams into `sys`. A zygote does it for its copies, which then have other pipes at 1 and 2."""
-        # Flush, because every copy would print again what modules have printed into the old streams' buffers.
+    def prepare(self) -> None:
+        """Put our streams into `sys`, and our functions into the shell, `builtins` and `getpass`.
+
+        A zygote does it once for all its forks, which then have other pipes at 1 and 2.
+        """
+        # Flush, because every fork would print again what modules have printed into the old streams' buffers.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         self.streams = Streams(self._synchronise, self._is_held)
-
-    def attach(self, sock: socket.socket) -> None:
-        """Connect to the host. Everything that must not exist before a fork is made here."""
-        self.channel = Channel(sock)
-        if not hasattr(self, "streams"):
-            self.open_streams()
-        self.interrupts.install()
-        self.loop = asyncio.new_event_loop()
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
         self.shell.ask_form = self._ask_form
-        self._wakeup: asyncio.Future[None] | None = None
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
-        os.environ.setdefault("SHELL", _SHELL)
+        watch_fork_hooks()
         builtins.input = self._input
         getpass.getpass = self._getpass
-        interpreter_state.remember_start(self.shell)
-        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+
+    def attach(self, channel: Channel) -> None:
+        """Connect to the host. Everything that must not exist before a fork is made here."""
+        self.channel = channel
+        self.interrupts.install()
+        self.loop = asyncio.new_event_loop()
+        self.channel.send(_READY)
 
     def serve(self) -> None:
+        """Serve the session of a new process until the host closes the socket."""
+        os.environ.setdefault("SHELL", _SHELL)
+        interpreter_state.remember_start(self.shell)
+        self.serve_requests()
+
+    def serve_requests(self) -> None:
         """Serve requests until the host closes the socket."""
+        failures = 0
         while True:
             # A child that a cell, a callback or a task forked returns to this loop too when its work is done.
             if self.channel.is_forked():
                 self._end_child(0)
             try:
-                message = self._next()
+                self._serve_request(self._next())
+                failures = 0
             except EOFError:
-                if self.is_snapshot:
+                if self.is_checkpoint:
                     os._exit(0)  # without flushing or exit functions, because these belong to the origin
                 return
-            handler = getattr(self, "_on_" + str(message.get("op")), None)
-            if handler is not None:
-                handler(message)
+            except Exception:
+                # A signal handler of the session's has raised while no cell ran. Where a cell has closed the socket, or
+                # put something else in its place, this would go on for ever.
+                failures += 1
+                if failures > _MAX_FAILURES or not self.channel.is_open():
+                    raise
+                traceback.print_exc()
+
+    def _serve_request(self, message: dict[str, Any]) -> None:
+        handler = getattr(self, "_on_" + str(message.get("op")), None)
+        if handler is not None:
+            handler(message)
 
     # Children that the session forks
 
     def _close_in_child(self) -> None:
         """Close the socket in a forked child, because the host would take it for open after the runner's death."""
-        if fork.is_copying():
+        if fork.is_forking():
             return
         self.channel.close()
         if (wakeup := self._wakeup) is None:
@@ -136,107 +142,7 @@ class Runner:
             self.streams.flush()
         os._exit(status)
 
-    # Outputs and questions, which wait for the host's answer
-
-    def emit(self, message: dict[str, Any]) -> None:
-        """Send an output in order: the host reads the pipes empty before it handles the message, then acknowledges it.
-
-        A result is nearly always the last output of a cell. It is held back until something follows it, so that it can
-        be sent together with the end of the cell, which saves a round trip.
-        """
-        self.streams.flush()
-        message = {**message, "id": self._execution}
-        is_spare = self._execution is None and message["type"] == "comm"
-        if is_spare or not self.channel.is_owner():
-            # Between cells the host may not be reading, and a widget's message is not worth blocking its thread for.
-            self.channel.send(message, if_room=is_spare)
-            return
-        self._send_held()
-        if message["type"] == "result":
-            self._held = message
-        else:
-            self._send_in_order(message)
-
-    def _synchronise(self) -> bool:
-        if not self.channel.is_owner() or self._execution is None:
-            return False
-        if not self._send_held():
-            self._send_in_order({"type": "sync", "id": self._execution})
-        return True
-
-    def _is_held(self) -> bool:
-        return self._held is not None
-
-    def _send_held(self) -> bool:
-        held, self._held = self._held, None
-        if held is not None:
-            self._send_in_order(held)
-        return held is not None
-
-    def _send_in_order(self, message: dict[str, Any]) -> None:
-        with self.interrupts.held():
-            self.channel.send({**message, "ack": True})
-            self._await("ack")
-
-    def _input(self, prompt: object = "", /) -> str:
-        __tracebackhide__ = True
-        if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
-            # Not EOFError, because a debugger would take the end of input for `quit`, and the cell would end silently.
-            raise StdinNotImplementedError(NO_DEBUGGER)
-        return self._answer_to({"prompt": str(prompt), "is_password": False})
-
-    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
-        __tracebackhide__ = True
-        return self._answer_to({"prompt": prompt, "is_password": True})
-
-    def _ask_form(self, message: str, schema: dict[str, Any]) -> Any:
-        """Put a form to the person, a flat JSON Schema, and return the values; None when they were declined.
-
-        For the module `forms`. Raises EOFError where nobody can be asked.
-        """
-        question = {"prompt": message, "is_password": False, "form": schema}
-        try:
-            answer = self._answer_to(question)
-        except EOFError:
-            if not self._may_ask():
-                raise
-            return None
-        return json.loads(answer)
-
-    def _answer_to(self, question: dict[str, Any]) -> str:
-        __tracebackhide__ = True
-        if not self._may_ask():
-            raise EOFError(NO_INPUT)
-        self.streams.flush()
-        self._send_held()
-        with self.interrupts.held():
-            self.channel.send({"type": "input", "id": self._execution, **question})
-            answer = self._await("input", **question)
-        if answer.get("is_interrupt"):
-            raise KeyboardInterrupt
-        if answer.get("value") is None:
-            raise EOFError("nobody answered input(): the question was declined")
-        return str(answer["value"])
-
-    def _may_ask(self) -> bool:
-        return self._allow_input and self.channel.is_owner()
-
-    def _await(self, op: str, **question: Any) -> dict[str, Any]:
-        while True:
-            message = self._receive()
-            if message.get("op") == op:
-                return message
-            if message.get("op") == "attend":
-                # Another server has taken over; the one that got the question cannot answer any more.
-                self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
-                continue
-            self._waiting.append(message)
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            return self.channel.receive()
-        except EOFError:
-            os._exit(0)  # the host is gone, so nobody could see what the cell does next
+    # Requests that wait, and tasks that outlive their cell and run meanwhile
 
     def _on_attend(self, message: dict[str, Any]) -> None:
         """Answer a server that has taken over between two cells; it may have missed how the last cell ended."""
@@ -248,8 +154,6 @@ class Runner:
         if not self.channel.has_buffered() and self._has_background_tasks():
             self._run_background_tasks()
         return self.channel.receive()
-
-    # Tasks that outlive their cell run while the runner waits for the next request
 
     def _has_background_tasks(self) -> bool:
         return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
@@ -277,47 +181,52 @@ class Runner:
                 self.loop.run_until_complete(task)
             raise
 
-    # Copies: kernels and snapshots, see `fork`
+    # Forks: kernels and checkpoints, see `fork`
 
     def _on_fork(self, message: dict[str, Any]) -> None:
-        """Fork a copy of this session: a kernel, which has pipes of its own, or a snapshot, which has a socket only."""
+        """Fork this session: a kernel, which has pipes of its own, or a checkpoint, which has a socket only."""
         descriptors = self.channel.take_descriptors()
         own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
-        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork.uncloneable(own)}
+        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork.lost_in_fork(own)}
         if message.get("is_elsewhere"):
             answer["lost"] += fork.left_behind()
+        encoded: list[bytes] = []
         if reason := fork.obstacle():
             answer["error"] = reason
         else:
             self.streams.flush()
-            numbers, folder = random.getstate(), _folder()
+            folder = _folder()
+            # Encode the answer before the fork, because each page written after it is in memory twice.
+            encoded = self.channel.encode(answer)
             try:
                 if len(descriptors) == 1:
-                    is_copy = fork.fork_snapshot()
+                    # Its socket is a stream, also where that of the kernel is one of packets.
+                    is_fork = fork_checkpoint(descriptors[0], encode_stream(_READY))
                 else:
-                    is_copy = fork.fork_kernel(
+                    is_fork = fork.fork_kernel(
                         descriptors,
                         enter=partial(fork.await_sandbox, descriptors[0]) if message["is_elsewhere"] else None,
-                        is_hidden=not self.is_snapshot,
+                        is_hidden=not self.is_checkpoint,
                         has_keeper=message["has_keeper"],
                     )
             except OSError as error:
-                is_copy, answer["error"] = False, fork.reason_of(error)
-            if is_copy:
-                random.setstate(numbers)
-                self._become_copy(descriptors, message, folder)
+                is_fork, answer["error"] = False, fork.reason_of(error)
+            if is_fork:
+                self._become_fork(descriptors, message, folder)
                 return
         for descriptor in descriptors:
             os.close(descriptor)
-        self.channel.send(answer)
-        if self.is_snapshot:
+        if "error" in answer:
+            self.channel.send(answer)
+        else:
+            self.channel.send_encoded(encoded)
+        if self.is_checkpoint:
             fork.reap()
 
-    def _become_copy(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
-        self.is_snapshot = len(descriptors) == 1
+    def _become_fork(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
+        self.is_checkpoint = len(descriptors) == 1
         self.streams.discard()
-        if self.is_snapshot:
-            fork.silence_streams()
+        if self.is_checkpoint:
             sock = socket.socket(fileno=descriptors[0])
         else:
             sock = fork.take_streams(descriptors)
@@ -328,16 +237,15 @@ class Runner:
         # have that number by then.
         self.channel.close()
         self.channel = Channel(sock)
-        # In a snapshot too, because the origin's pipes would never end and its ports never be free while it has them.
-        fork.detach_inherited({self.channel.fileno()})
-        if not self.is_snapshot:
-            self._adopt_identity(message, folder)
         self._waiting.clear()
         self._finished = None  # the origin's
-        self.channel.send({"type": "ready", "python": sys.version.split()[0]})
+        if not self.is_checkpoint:
+            fork.detach_inherited({self.channel.fileno()})
+            self._adopt_identity(message, folder)
+            self.channel.send(_READY)
 
     def _adopt_identity(self, message: dict[str, Any], folder: str) -> None:
-        """Give a copied kernel its own environment variables, package folders, working directory, loop and seeds."""
+        """Give a forked kernel its own environment variables, package folders, working directory, loop and seeds."""
         os.environ.update(message["environment"])
         interpreter_state.move_start(message["environment"])
         for old, new in message["moved"].items():
@@ -375,7 +283,9 @@ class Runner:
     def _run(self, message: dict[str, Any], work: Callable[[], bool]) -> None:
         self._execution = message["id"]
         self._allow_input = bool(message.get("allow_input"))
-        ResultHook.wants_value = bool(message.get("wants_value"))
+        # Set it on the object, because a change of the class voids what Python has cached of the class's attributes.
+        hook: Any = self.shell.displayhook
+        hook.wants_value = bool(message.get("wants_value"))
         comms.reset_claims()
         self._awaits_go = bool(message.get("awaits_go"))
         self.streams.restore()
@@ -384,7 +294,7 @@ class Runner:
         asyncio.set_event_loop(self.loop)
         count = self.shell.execution_count
         before = _cpu_s()
-        is_ok = self._guarded(work)
+        is_ok = self._run_guarded(work)
         if self.channel.is_forked():
             self._end_child(0 if is_ok else 1)
         self._allow_input = False
@@ -409,7 +319,7 @@ class Runner:
             self._end_child(_exit_status(error))
         return bool(outcome.success) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
-    def _guarded(self, work: Callable[[], bool]) -> bool:
+    def _run_guarded(self, work: Callable[[], bool]) -> bool:
         try:
             with self.interrupts.cell():
                 return work()
@@ -532,10 +442,6 @@ class Runner:
         self.channel.send({**work.report.message(), "id": message["id"]})
 
 
-def _is_debugger(frame: FrameType) -> bool:
-    return isinstance(frame.f_locals.get("self"), bdb.Bdb)
-
-
 def _exit_status(error: SystemExit) -> int:
     """Return the status that Python exits with after `sys.exit(…)`; print the argument if it is not a number."""
     if error.code is None:
@@ -573,5 +479,6 @@ def _cpu_s() -> float:
 def main(descriptor: str) -> None:
     """Start without a zygote: build the shell, attach to the inherited socket, serve."""
     runner = Runner()
-    runner.attach(socket.socket(fileno=int(descriptor)))
+    runner.prepare()
+    runner.attach(Channel(socket.socket(fileno=int(descriptor))))
     runner.serve()

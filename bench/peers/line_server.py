@@ -15,10 +15,10 @@ async def answer_all(answer: Callable[[dict[str, Any]], Awaitable[Any]]) -> None
     os.dup2(2, 1)
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
-            told = {"answer": await answer(json.loads(line))}
+            reply = {"answer": await answer(json.loads(line))}
         except Exception as error:
-            told = {"error": f"{type(error).__name__}: {error}"[:2_000]}
-        print(json.dumps(told), file=out)
+            reply = {"error": f"{type(error).__name__}: {error}"[:2_000]}
+        print(json.dumps(reply), file=out)
 
 
 def described(package: str, tools: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)
     runtime.operators.console_link = console.link
     inbox = runtime.sessions.inbox
-    before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _told_url(console.url)
+    before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _usable_url(console.url)
     monitor.start()
     try:
         yield console
@@ -89,7 +89,7 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
         inbox.console_url = before
 
 
-def _told_url(url: str) -> str:
+def _usable_url(url: str) -> str:
     """Return the address that a server listens on if people can use it: a wildcard is none."""
     host = urlsplit(url).hostname or ""
     return url if host and host not in ("0.0.0.0", "::") else ""  # noqa: S104

@@ -1,0 +1,143 @@
+"""What the runner sends to the host while a cell runs: outputs in order, and questions. Both wait for an answer.
+
+Owns the socket, the streams and the requests that come while an answer is waited for. Does not know what requests mean.
+"""
+
+import bdb
+import json
+import os
+import sys
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from .channel import Channel
+from .interrupts import Interrupts
+from .streams import Streams
+
+NO_INPUT = "input() has nobody to ask here: the client cannot pass questions on. Put the value into the code instead."
+
+NO_DEBUGGER = "the debugger has nobody to ask here: the client cannot pass questions on. Print what you want to know."
+
+
+class HostLink:
+    """The connection to one host, with the cell that its outputs and questions belong to."""
+
+    channel: Channel
+    streams: Streams
+
+    def __init__(self) -> None:
+        self.interrupts = Interrupts()
+        self._execution: Any = None
+        """The number of the request that runs; None between cells."""
+        self._allow_input = False
+        self._held: dict[str, Any] | None = None
+        """A result that is held back, see `emit`."""
+        self._waiting: deque[dict[str, Any]] = deque()
+        """Requests that came while an answer was waited for."""
+
+    def emit(self, message: dict[str, Any]) -> None:
+        """Send an output in order: the host reads the pipes empty before it handles the message, then acknowledges it.
+
+        A result is nearly always the last output of a cell. It is held back until something follows it, so that it can
+        be sent together with the end of the cell, which saves a round trip.
+        """
+        self.streams.flush()
+        message = {**message, "id": self._execution}
+        is_spare = self._execution is None and message["type"] == "comm"
+        if is_spare or not self.channel.is_owner():
+            # Between cells the host may not be reading, and a widget's message is not worth blocking its thread for.
+            self.channel.send(message, if_room=is_spare)
+            return
+        self._send_held()
+        if message["type"] == "result":
+            self._held = message
+        else:
+            self._send_in_order(message)
+
+    def _synchronise(self) -> bool:
+        if not self.channel.is_owner() or self._execution is None:
+            return False
+        if not self._send_held():
+            self._send_in_order({"type": "sync", "id": self._execution})
+        return True
+
+    def _is_held(self) -> bool:
+        return self._held is not None
+
+    def _send_held(self) -> bool:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send_in_order(held)
+        return held is not None
+
+    def _send_in_order(self, message: dict[str, Any]) -> None:
+        with self.interrupts.held():
+            self.channel.send({**message, "ack": True})
+            self._await("ack")
+
+    def _input(self, prompt: object = "", /) -> str:
+        __tracebackhide__ = True
+        if not self._may_ask() and _is_debugger(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+            # Not EOFError, because a debugger would take the end of input for `quit`, and the cell would end silently.
+            raise StdinNotImplementedError(NO_DEBUGGER)
+        return self._answer_to({"prompt": str(prompt), "is_password": False})
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        __tracebackhide__ = True
+        return self._answer_to({"prompt": prompt, "is_password": True})
+
+    def _ask_form(self, message: str, schema: dict[str, Any]) -> Any:
+        """Put a form to the person, a flat JSON Schema, and return the values; None when they were declined.
+
+        For the module `forms`. Raises EOFError where nobody can be asked.
+        """
+        question = {"prompt": message, "is_password": False, "form": schema}
+        try:
+            answer = self._answer_to(question)
+        except EOFError:
+            if not self._may_ask():
+                raise
+            return None
+        return json.loads(answer)
+
+    def _answer_to(self, question: dict[str, Any]) -> str:
+        __tracebackhide__ = True
+        if not self._may_ask():
+            raise EOFError(NO_INPUT)
+        self.streams.flush()
+        self._send_held()
+        with self.interrupts.held():
+            self.channel.send({"type": "input", "id": self._execution, **question})
+            answer = self._await("input", **question)
+        if answer.get("is_interrupt"):
+            raise KeyboardInterrupt
+        if answer.get("value") is None:
+            raise EOFError("nobody answered input(): the question was declined")
+        return str(answer["value"])
+
+    def _may_ask(self) -> bool:
+        return self._allow_input and self.channel.is_owner()
+
+    def _await(self, op: str, **question: Any) -> dict[str, Any]:
+        while True:
+            message = self._receive()
+            if message.get("op") == op:
+                return message
+            if message.get("op") == "attend":
+                # Another server has taken over; the one that got the question cannot answer any more.
+                self.channel.send({"type": "resumed", "id": message["id"], "awaits": op, **question})
+                continue
+            self._waiting.append(message)
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return self.channel.receive()
+        except EOFError:
+            os._exit(0)  # the host is gone, so nobody could see what the cell does next
+
+
+def _is_debugger(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), bdb.Bdb)
