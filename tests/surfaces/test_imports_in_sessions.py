@@ -1,6 +1,8 @@
 """What cells import that is not theirs: tools of servers that are away, names that are not there, the skills."""
 
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -13,6 +15,10 @@ from tool_cells import AWKWARD, awkward, runtime_with_tools
 from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.runtime import Runtime, open_runtime
+from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
+from belljar.toolbox.code_generation import generate
+from belljar.toolbox.toolbox import INSIDE
+from belljar.toolbox.tree import Tree
 
 pytestmark = pytest.mark.anyio
 
@@ -130,6 +136,34 @@ async def test_a_server_that_comes_back_is_found_by_a_later_cell(caller: Caller,
         while (result := await caller.execute(cell, shared_session)).status != "ok":
             assert "late.add: the server cannot be started" in str(result.error)
     assert result.result == "{'sum': 3}"
+
+
+@pytest.mark.parametrize("error", ["", "MCP server awk-ward cannot be started"])
+async def test_a_tool_that_comes_while_a_cell_runs_is_no_module_there(tmp_path: Path, error: str):
+    tree = Tree(tmp_path)
+    tools = (ToolDefinition("awk-ward", "old"), ToolDefinition("awk-ward", "t"))
+    before = ServerCatalogue("awk-ward", () if error else tools[:1], error=error)
+    tree.write(_generated(before))
+    code = (
+        "import servers.awk_ward\nprint('loaded', flush=True)\ninput()\n"
+        "try:\n    from servers.awk_ward import t\nexcept ImportError as error:\n    print(error)\nelse:\n    print(t)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{INSIDE}:{tree.importable}"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+        tree.write(_generated(ServerCatalogue("awk-ward", tools)))
+        printed, _ = process.communicate("\n")
+    assert ("the server cannot be started" if error else "the server has no such tool") in printed
+
+
+def _generated(server: ServerCatalogue) -> dict[str, str]:
+    return generate(Catalogue({server.server: server}), lambda _server, _tool: None)
 
 
 async def test_errors_of_kept_state_end_at_the_cell(caller: Caller, shared_session: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .connection import own
@@ -51,14 +52,38 @@ class _MissingModule:
             listed = sorted(entry.parent.name for entry in Path(str(root.__file__)).parent.glob("*/__init__.py"))
             raise ToolMissing(f"there is no server {package!r}{meant(package, listed)}")
         module = sys.modules.get(f"{TREE}.{package}")
-        if module is None or "." in tool:
+        if module is not None and "." not in tool:
+            raise _missing_tool(module, package, tool)
+
+
+class _LaterTool:
+    """The first finder on `sys.meta_path`: refuses modules of tools that the loaded package of their server lacks.
+
+    The host may have replaced the tree since the package was loaded. Python would find the file of a tool that is new
+    there, and `from servers.SERVER import TOOL` would give the module instead of the function.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise that the server has no such tool; ignore other names, and a package that is being loaded."""
+        __tracebackhide__ = True
+        tree, _, rest = name.partition(".")
+        package, _, tool = rest.partition(".")
+        module = sys.modules.get(f"{tree}.{package}")
+        if tree != TREE or not tool or "." in tool or module is None or hasattr(module, tool):
             return
-        reason = getattr(module, "UNREACHABLE", "")
-        known = sorted(name for name, value in vars(module).items() if isinstance(value, Tool))
-        raise ToolMissing(reason or f"the server has no such tool{meant(tool, known)}", package, tool)
+        if hasattr(sys.modules.get(TREE), "CATALOGUE") and not getattr(module.__spec__, "_initializing", False):
+            raise _missing_tool(module, package, tool)
+
+
+def _missing_tool(module: ModuleType, package: str, tool: str) -> ToolMissing:
+    reason = getattr(module, "UNREACHABLE", "")
+    known = sorted(name for name, value in vars(module).items() if isinstance(value, Tool))
+    return ToolMissing(reason or f"the server has no such tool{meant(tool, known)}", package, tool)
 
 
 def explain_imports() -> None:
-    """Append the finder that explains missing modules to `sys.meta_path`, once."""
+    """Put the finders that explain missing modules on `sys.meta_path`, once."""
     if not any(isinstance(finder, _MissingModule) for finder in sys.meta_path):
-        sys.meta_path.append(_MissingModule())  # pyright: ignore[reportArgumentType]  # it never returns a spec to load
+        # Neither ever returns a spec to load.
+        sys.meta_path.insert(0, _LaterTool())  # pyright: ignore[reportArgumentType]
+        sys.meta_path.append(_MissingModule())  # pyright: ignore[reportArgumentType]
