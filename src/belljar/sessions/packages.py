@@ -62,7 +62,7 @@ async def install_packages(
 
 async def _proof(session: Session, modules: list[str], watched: list[str]) -> ImportProof | None:
     """Import modules in the kernel and return what came of it; None where it runs a cell or cannot be asked."""
-    if session.is_busy or session.turn.locked():
+    if session.is_in_turn:
         return None
     async with session.turn:
         try:

@@ -147,6 +147,7 @@ class Session:
         self._is_closed = False
         self._checkpointing: asyncio.Task[None] | None = None
         self._idle_since = time.monotonic()
+        self._is_checkpointing = False
         self.count = 0
         """How many executions were submitted so far."""
         self._noted: tuple[str, ...] = ()
@@ -220,7 +221,11 @@ class Session:
             await asyncio.sleep(wait_s)
         if not self.is_busy and not self.turn.locked():
             async with self.turn:
-                await self.session_kernel.take_checkpoint(is_idle=True)
+                self._is_checkpointing = True
+                try:
+                    await self.session_kernel.take_checkpoint(is_idle=True)
+                finally:
+                    self._is_checkpointing = False
 
     def _publish(self, kind: ChangeKind, state: str, execution_id: str = "") -> None:
         """Tell those who look on, who are no watchers: the session may expire while they do."""
@@ -346,7 +351,12 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Return whether nobody uses it at the moment: no cell, no request under way, nobody attached."""
-        return not (self.is_busy or self.turn.locked() or self._holds or self.watchers)
+        return not (self.is_in_turn or self._holds or self.watchers)
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Return whether somebody's cell or request has the kernel; a checkpoint that nobody waits for does not count."""
+        return self.is_busy or (self.turn.locked() and not self._is_checkpointing)
 
     @contextmanager
     def held(self) -> Generator[None]:
