@@ -355,7 +355,7 @@ class Session:
 
     @property
     def is_in_turn(self) -> bool:
-        """Return whether somebody's cell or request has the kernel; a checkpoint that nobody waits for does not count."""
+        """Return whether a cell or a request has the kernel; a checkpoint that nobody waits for does not count."""
         return self.is_busy or (self.turn.locked() and not self._is_checkpointing)
 
     @contextmanager
