@@ -218,11 +218,47 @@ print(_facts())
 """
 
 
+_FILES = r"""
+import hashlib, json, os, re
+def own(text): return re.sub(r'[0-9]{4,}', 'own', text)
+def told(path):
+    if os.path.islink(path): return 'link', os.readlink(path)
+    if os.path.isdir(path): return 'folder', os.access(path, os.W_OK)
+    if not os.path.isfile(path) or not os.access(path, os.R_OK): return 'other', os.access(path, os.W_OK)
+    with open(path, 'rb') as file: content = file.read()
+    return 'file', os.access(path, os.W_OK), own(content.decode('latin-1')) if path.startswith('/etc/') else len(content)
+files = {path: told(path) for path in map('/'.__add__, os.listdir('/'))}
+for root in ('/etc', '/sys', '/var', '/mnt'):
+    for folder, folders, names in os.walk(root):
+        if not folder.startswith('/mnt/data'):
+            files.update({path: told(path) for path in (os.path.join(folder, name) for name in folders + names)})
+with open('/proc/self/mountinfo') as lines: mounts = [line.split() for line in lines]
+kinds = {'ro', 'rw', 'nosuid', 'nodev', 'noexec'}
+rights = {one[4]: sorted(kinds & {*one[5].split(',')}) for one in mounts if not one[4].startswith(('/tmp/', '/proc/'))}
+print(json.dumps({'files': files, 'rights': rights}))
+"""
+
+
 async def test_a_forked_session_looks_like_one_that_was_started(cold: Kernel, forking_place: ForkingPlace) -> None:
     async with forking_place.open("ipython", "fresh") as fresh:
         forked, started = [json.loads(await tell(kernel, _FACTS)) for kernel in (fresh, cold)]
     differences = {name: (forked[name], started[name]) for name in started if forked[name] != started[name]}
     assert differences == {}
+
+
+async def test_a_forked_session_sees_the_files_that_one_sees_that_was_started(cold: Kernel, kernel: Kernel) -> None:
+    forked, started = [json.loads(await tell(each, _FILES)) for each in (kernel, cold)]
+    files = {
+        path: (forked["files"].get(path), started["files"].get(path))
+        for path in {**forked["files"], **started["files"]}
+    }
+    assert {path: both for path, both in files.items() if both[0] != both[1]} == {}
+    # Some single files are mounted in one and lie in the root folder of the other; no mount has other rights.
+    assert {place: rights for place, rights in started["rights"].items() if forked["rights"].get(place) != rights} == {}
+    assert [place for place in forked["rights"] if place not in started["rights"]] in (
+        [],
+        ["/etc/passwd", "/etc/group"],
+    )
 
 
 # What cells do
