@@ -43,9 +43,12 @@ def prepared_environment() -> Environment:
     return environment
 
 
-def share_support(data: Path) -> None:
-    """Let a data directory have what brings IPython to environments without it: made once for all test runs."""
-    (support := FOLDER / "support").mkdir(parents=True, exist_ok=True)
+def share_support(data: Path, name: str = "support") -> None:
+    """Let a data directory have what brings IPython to environments without it: made once for all test runs.
+
+    Tests with an index of made-up packages, which may be fetched where Python is not the server's own, have another.
+    """
+    (support := FOLDER / name).mkdir(parents=True, exist_ok=True)
     data.mkdir(exist_ok=True)
     (data / "support").symlink_to(support)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 TAKEN_AWAY = """
-import importlib, os, select, signal, socket, sys
+import importlib, os, select, signal, socket, sys, types
 # Packages of others have branches for other systems. These are theirs to test, so they are imported as they are here.
 import asyncio, subprocess, shutil, tarfile, getpass, tempfile, typer, rich.console, pydantic, pydantic_settings
 import platformdirs, anyio, mcp, mcp.client, httpx, jsonschema, packaging, yaml
@@ -42,6 +42,8 @@ for holder, names in NAMES.items():
         if hasattr(holder, name):
             delattr(holder, name)
 sys.platform = "win32"
+# Since 3.12 it asks Windows whether the current folder belongs to the path.
+shutil._winapi = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda name: False)
 """
 # Starting such a process takes a second, so one is started, and a copy of it runs each command.
 COPIES = f"""{TAKEN_AWAY}

@@ -123,7 +123,7 @@ def test_those_that_no_setting_names_any_more_can_be_removed(belljar: Belljar, t
 
 
 def test_one_that_cannot_be_made_says_why_and_the_others_are_made_all_the_same(belljar: Belljar, town: Path) -> None:
-    share_support(town)
+    share_support(town, "made-up-support")
     outcome = belljar("env", "create", "gone", "made")
 
     assert outcome.code == 1

@@ -36,7 +36,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> LocalIndex:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared, so that what environments lack is fetched once."""
     folder = tmp_path_factory.mktemp("data")
-    share_support(folder)
+    share_support(folder, "made-up-support")
     return folder
 
 

@@ -88,4 +88,4 @@ async def test_the_call_after_an_interrupt_gets_its_own_answer_wherever_it_came(
                 process.kill()
                 await process.wait()
     assert process.returncode == 0
-    assert int(said) > 20
+    assert int(said) > 10

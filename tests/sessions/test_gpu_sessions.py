@@ -17,6 +17,7 @@ from belljar.models import ExecutionResult
 from belljar.provisioning.gpu_monitor import GpuMonitor
 from belljar.provisioning.program_process import run_program
 from belljar.runtime import Runtime, open_runtime
+from belljar.sandboxes.base import DeviceProvider
 from belljar.sessions.fork import BY_STATE
 from belljar.sessions.pool import new_folders
 from belljar.sessions.session import Session
@@ -216,8 +217,10 @@ async def test_more_gpus_than_there_are_or_than_the_policy_allows_are_refused(ru
 
 async def test_a_sandbox_that_gives_no_gpus_says_so(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(type(runtime.provider), "shows_devices")
+    DeviceProvider._abc_caches_clear()  # type: ignore[attr-defined]  # since 3.12 what a class has is remembered
     with pytest.raises(GpuUnavailable, match="the sandbox namespace gives no GPU"):
         runtime.sessions.create(OWNER, gpus=1)
+    DeviceProvider._abc_caches_clear()  # type: ignore[attr-defined]
 
 
 async def test_a_model_is_offered_gpus_where_there_are_some_and_told_what_it_has(runtime: Runtime) -> None:

@@ -315,9 +315,10 @@ async def test_a_session_may_be_rewound_by_itself_when_it_dies(
         cells = json.loads(await caller.read_text(f"session://{session_id}/notebook"))["cells"]
         assert [bool(cell["metadata"]["belljar"].get("undone")) for cell in cells] == [False, True, False, True, False]
         if "memory" in read_control_groups().usable():
-            # Taken from copies first, so nothing is left to rewind to; and what ended it is known all the same.
+            # Linux may end the checkpoints first; then nothing is left to rewind to. What ended it is known anyway.
             late = await caller.execute("y = bytearray(10**9)", session_id)
-            assert (late.status, late.state) == ("out_of_memory", "lost")
+            assert late.status == "out_of_memory"
+            assert late.state in ("lost", "rewound")
 
 
 # The notebook
