@@ -77,7 +77,7 @@ ENGINE = """#!/bin/sh
 case "$1" in
 version) echo 28.1.0 ;;
 image) [ "$3" != missing ] ;;
-run) echo "$@"; cat ;;
+run) echo "$@"; /bin/cat ;;
 esac
 """
 
@@ -132,7 +132,7 @@ def elsewhere(tmp_path: Path, copies: subprocess.Popen[str]) -> Elsewhere:
     engine.write_text(ENGINE)
     engine.chmod(0o755)
     variables = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PATHEXT": ".exe"}
-    variables["PATH"] = f"{engine.parent}:/usr/bin:/bin"
+    variables["PATH"] = str(engine.parent)  # an engine of this machine must not be found
     return Elsewhere(tmp_path / "place", variables, copies)
 
 
