@@ -12,6 +12,7 @@ import errno
 import functools
 import gc
 import os
+import platform
 import random
 import signal
 import stat
@@ -24,6 +25,16 @@ _python: Any = ctypes.PyDLL(None, use_errno=True)
 _SIGNAL_SET_BYTES = 128  # `sigset_t`
 _ALL_SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
 
+
+_system_call: Any = _python.syscall
+_system_call.restype = ctypes.c_long
+_CLONE = {"x86_64": (56, True), "aarch64": (220, False)}
+"""By machine the number of `clone`, and whether its last argument is the thread-local storage."""
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_PR_GET_TID_ADDRESS = 40
+_NO_SIBLING = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
+_FIRST = (0, 1)
+"""The number of the first process of a sandbox; inside a nested one, that of the other has none."""
 
 _session_hooks: "list[str]" = []
 """The kinds of fork hooks that the session has registered."""
@@ -59,15 +70,13 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
     with _Detachment(sock) as detachment, fork.forking(), _Undisturbed():
         _python.PyOS_BeforeFork()
-        first, error = _fork_without_hooks()
-        if first != 0:
+        is_checkpoint, error = _fork_sibling()
+        if error in _NO_SIBLING:
+            is_checkpoint, error = _fork_orphan()
+        if not is_checkpoint:
             _python.PyOS_AfterFork_Parent()
-            fork.check(error or fork.wait_for(first))
+            fork.check(error)
             return False
-        # Fork once more, so that the checkpoint is an orphan and a cell's `os.wait()` does not see it.
-        second, error = _fork_without_hooks()
-        if second != 0:
-            os._exit(error)
         try:
             os.setsid()
             detachment.apply()
@@ -83,6 +92,36 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
         return True
 
 
+def _fork_sibling() -> "tuple[bool, int]":
+    """Fork once, to a child of our parent's, which a cell's `os.wait()` does not see; return whether this is the fork.
+
+    The second value is the number of an error. Only where our parent is the first process of a sandbox, ours or the one
+    ours is nested in, because that waits for whatever ends. Linux is called directly, because no function of C does
+    this: what C's fork does beside, it does when a kernel is forked from the checkpoint.
+    """
+    number, is_tls_last = _CLONE.get(platform.machine(), (0, False))
+    if not number or fork.has_keeper() or os.getppid() not in _FIRST:
+        return False, errno.ENOSYS
+    thread_id = ctypes.c_void_p()
+    _python.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0)
+    # Where C remembers the id of its thread, Linux writes that of the fork.
+    flags = _CLONE_PARENT | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id.value else 0) | signal.SIGCHLD
+    rest = (thread_id, None) if is_tls_last else (None, thread_id)
+    child = _system_call(number, ctypes.c_ulong(flags), None, None, *rest)
+    return child == 0, ctypes.get_errno() if child < 0 else 0
+
+
+def _fork_orphan() -> "tuple[bool, int]":
+    """Fork twice, so that the second fork is an orphan; return as `_fork_sibling` does."""
+    first, error = _fork_without_hooks()
+    if first != 0:
+        return False, error or fork.wait_for(first)
+    second, error = _fork_without_hooks()
+    if second != 0:
+        os._exit(error)
+    return True, 0
+
+
 def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
     """Fork a checkpoint of a process with threads, or with fork hooks of the session's own.
 
@@ -95,7 +134,7 @@ def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
         fork.check(fork.wait_for(first))
         return False
     fork.reparent()
-    fork.start_fork()
+    fork.start_fork(has_keeper=False)
     random.setstate(numbers)
     with _Detachment(sock) as detachment:
         detachment.apply()

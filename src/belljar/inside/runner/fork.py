@@ -74,7 +74,7 @@ def fork_kernel(
         refuse(descriptors, error)
         os._exit(1)
     if kernel == 0:
-        start_fork()
+        start_fork(has_keeper=has_keeper)
         if numbers is not None:
             random.setstate(numbers)
         return True
@@ -96,7 +96,7 @@ def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]
         enter()
         if fork_process() == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            start_fork()
+            start_fork(has_keeper=False)
             become()
 
     vfork.run_in_child(start)
@@ -155,8 +155,18 @@ def reason_of(error: OSError) -> str:
     return str(error)
 
 
-def start_fork() -> None:
+_keepers: "list[bool]" = []
+"""Whether this process has a keeper; empty where it is no fork."""
+
+
+def has_keeper() -> bool:
+    """Return whether this process has a keeper for a parent, which waits for it and for nothing else."""
+    return any(_keepers)
+
+
+def start_fork(*, has_keeper: bool) -> None:
     """Give the fork a session id of its own, and its main thread its id."""
+    _keepers[:] = [has_keeper]
     os.setsid()
     own_thread_id()
 
