@@ -130,12 +130,16 @@ class Runtime:
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings, *, prepares: bool = True, takes_runs: bool = False
+    settings: Settings,
+    *,
+    prepares: bool = True,
+    takes_runs: bool = False,
+    on_prepared: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Runtime]:
     """Open the engine; when it closes, everything it created is removed or released.
 
     Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, it
-    goes on with the runs of workflows that nobody drives.
+    goes on with the runs of workflows that nobody drives. `on_prepared` is called when sessions start quickly.
     """
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
@@ -230,7 +234,7 @@ async def open_runtime(
                 # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(
-                    _prepare(starter, settings.environment if prepares else "", preparation)
+                    _prepare(starter, settings.environment if prepares else "", preparation, on_prepared)
                 )
                 try:
                     identified = IdentifiedSessions(registry)
@@ -305,7 +309,9 @@ def keep_alive_gap(provider: Provider) -> str:
     return "" if hasattr(os, "pidfd_open") else "this Python or Linux has no descriptors of processes (pidfd_open)"
 
 
-async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) -> None:
+async def _prepare(
+    starter: KernelStarter, name: str, preparation: Preparation, on_prepared: Callable[[], None]
+) -> None:
     """Prepare the environment, and retry until it is ready.
 
     Calls do not retry it, because a server that is not ready gets none. Without a name there is nothing to prepare.
@@ -327,6 +333,7 @@ async def _prepare(starter: KernelStarter, name: str, preparation: Preparation) 
             logged = str(error)
             await asyncio.sleep(RETRY_S)
     preparation.zygote = "warm" if await starter.wait_until_warm(name) else "none"
+    on_prepared()
 
 
 @dataclass(frozen=True, slots=True)

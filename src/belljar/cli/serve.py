@@ -4,11 +4,12 @@ Everything that the command prints goes to stderr, because stdout carries the pr
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ import typer
 
 from belljar import logs
 from belljar.environments import prepare
-from belljar.runtime import open_runtime
+from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor.choices import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
@@ -96,7 +97,7 @@ async def serve(settings: Settings, env_file: str = "") -> None:
 
 
 async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
-    async with open_runtime(settings, prepares=_needs_sessions(settings), takes_runs=True) as runtime:
+    async with _open(settings) as runtime:
         stop.has_started = True
         server = build_server(runtime, settings.surfaces)
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
@@ -107,7 +108,7 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
     from belljar.console.server import open_console
 
     host, port = parse_bind(settings.http)
-    async with open_runtime(settings, prepares=_needs_sessions(settings), takes_runs=True) as runtime:
+    async with _open(settings) as runtime:
         stop.has_started = True
         if stop.asked.is_set():
             return
@@ -121,6 +122,24 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
             )
+
+
+def _open(settings: Settings) -> AbstractAsyncContextManager[Runtime]:
+    return open_runtime(
+        settings, prepares=_needs_sessions(settings), takes_runs=True, on_prepared=_exclude_from_collections
+    )
+
+
+def _exclude_from_collections() -> None:
+    """Exclude what is there by now, nearly all of which stays, from garbage collections, and let these come more often.
+
+    A call that comes during a collection waits for it: 40 to 70 ms, where it visits 40,000 objects for as much garbage
+    as 600 calls leave behind.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 2)
 
 
 def _needs_sessions(settings: Settings) -> bool:
