@@ -255,12 +255,7 @@ async def test_a_forked_session_sees_the_files_that_one_sees_that_was_started(co
         for path in {**forked["files"], **started["files"]}
     }
     assert {path: both for path, both in files.items() if both[0] != both[1]} == {}
-    # Some single files are mounted in one and lie in the root folder of the other; no mount has other rights.
-    assert {place: rights for place, rights in started["rights"].items() if forked["rights"].get(place) != rights} == {}
-    assert [place for place in forked["rights"] if place not in started["rights"]] in (
-        [],
-        ["/etc/passwd", "/etc/group"],
-    )
+    assert forked["rights"] == started["rights"]
 
 
 # What cells do

@@ -68,9 +68,12 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
 
 
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
+    # Asked before the fork, because the session may have replaced what answers.
+    may_be_sibling = not fork.has_keeper() and os.getppid() in _FIRST and platform.machine() in _CLONE
+    clone = _CLONE[platform.machine()] if may_be_sibling else None
     with _Detachment(sock) as detachment, fork.forking(), _Undisturbed():
         _python.PyOS_BeforeFork()
-        is_checkpoint, error = _fork_sibling()
+        is_checkpoint, error = _fork_sibling(*clone) if clone else (False, errno.ENOSYS)
         if error in _NO_SIBLING:
             is_checkpoint, error = _fork_orphan()
         if not is_checkpoint:
@@ -92,16 +95,13 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
         return True
 
 
-def _fork_sibling() -> "tuple[bool, int]":
+def _fork_sibling(number: int, is_tls_last: bool) -> "tuple[bool, int]":  # noqa: FBT001
     """Fork once, to a child of our parent's, which a cell's `os.wait()` does not see; return whether this is the fork.
 
     The second value is the number of an error. Only where our parent is the first process of a sandbox, ours or the one
     ours is nested in, because that waits for whatever ends. Linux is called directly, because no function of C does
     this: what C's fork does beside, it does when a kernel is forked from the checkpoint.
     """
-    number, is_tls_last = _CLONE.get(platform.machine(), (0, False))
-    if not number or fork.has_keeper() or os.getppid() not in _FIRST:
-        return False, errno.ENOSYS
     thread_id = ctypes.c_void_p()
     _python.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0)
     # Where C remembers the id of its thread, Linux writes that of the fork.

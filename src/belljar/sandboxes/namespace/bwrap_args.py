@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
@@ -19,7 +19,6 @@ from belljar.files.host_folders import open_host_folder
 from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
-from belljar.sandboxes.namespace.root_template import TEMPLATE, RootTemplate, is_within
 
 NESTED = "/run/nested"
 """The folder for the files of a command that makes namespaces of its own, and then covers them for what runs inside."""
@@ -57,7 +56,6 @@ _ETC_FILES = (
     *("/etc/ca-certificates.conf", "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf"),
     *("/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
 )
-_ACCOUNTS = ("/etc/passwd", "/etc/group")
 # What a new procfs still shows of the host: the user's keys, and tables that only root may read.
 _MASKED = ("/proc/keys",)
 _MASKED_FOR_ROOT = (
@@ -155,6 +153,11 @@ def check_folders(spec: SandboxSpec) -> None:
             raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
 
 
+def is_within(path: str, tree: str) -> bool:
+    """Return whether a path is the tree or below it, by name. Of strings, because `Path` takes 3 ms for a sandbox."""
+    return path == tree or tree == "/" or path.startswith(f"{tree}/")
+
+
 def arguments(
     spec: SandboxSpec,
     user_map: UserMap,
@@ -163,26 +166,22 @@ def arguments(
     shared: Mapping[str, int],
     *,
     has_hostname: bool = True,
-    template: RootTemplate | None = None,
 ) -> list[str]:
     """Return bubblewrap's arguments without the command.
 
-    `files` maps paths inside to descriptors of their content, `shared` names to descriptors of the user's folders. With
-    a template, which the spec must fit, the root is the template's folder, and the files are only those it lacks.
+    `files` maps paths inside to descriptors of their content, `shared` names to descriptors of the user's folders.
     """
-    view = _view if template is None else partial(_view_over, template)
     return [
         *_ISOLATION,
         *(_HOSTNAME if has_hostname else ()),
         *user_map.words,
-        *(() if template is None else ("--ro-bind", TEMPLATE, "/")),
         # A session with a host user of its own may not read root's tables, and each mask costs 0.2 ms.
         *("--proc", "/proc", *_masks(is_root=os.geteuid() == 0 and spec.identity is None)),
         *(_covers() if spec.devices else ()),
-        *view(spec, files, shared, has_to_drop=user_map.has_to_drop),
+        *_view(spec, files, shared, has_to_drop=user_map.has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *(() if spec.devices else ("--remount-ro", "/proc")),
-        *("--remount-ro", "/dev", *(() if template is not None else ("--remount-ro", "/"))),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
         # Only the session's user may enter the session's folder.
         *("--chdir", "/" if user_map.is_for_holder else WORKSPACE, "--clearenv", *_environment(environment)),
     ]
@@ -211,13 +210,18 @@ def nesting_arguments(
 def _view(spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int], *, has_to_drop: bool) -> list[str]:
     """Return the arguments for everything but `/proc`."""
     return [
-        *_system_words(),
-        *_own_folders(spec, has_to_drop=has_to_drop),
+        *_system(),
+        *("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm")),  # noqa: S108
+        *_devices(spec),
+        *_temporary(spec, "1777", "/tmp"),  # noqa: S108
         *("--perms", "0755", "--dir", "/var"),
         *_var_tmp(spec),
-        *_file_words(files),
-        *_tree_words(spec.readable, "--ro-bind"),
-        *_folder_words(Path(WORKSPACE).parent),
+        # When root makes these folders they belong to root; open to all, because only the session's user is inside.
+        *_temporary(spec, "0777" if has_to_drop else "0755", "/run"),
+        *_temporary(spec, "0777" if has_to_drop else "0700", HOME),
+        *_files(files),
+        *_shown(spec.readable, "--ro-bind"),
+        *_open_folder(Path(WORKSPACE).parent),
         *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
         # By descriptor: bubblewrap ends if something else is at the folder's path when it is mounted.
         *(
@@ -226,61 +230,6 @@ def _view(spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int]
             for word in ("--bind-fd" if folder.is_writable else "--ro-bind-fd", str(shared[folder.name]), folder.inside)
         ),
     ]
-
-
-def _own_folders(spec: SandboxSpec, *, has_to_drop: bool) -> Iterator[str]:
-    """Yield the arguments for the folders that begin empty in each sandbox."""
-    yield from ("--dev", "/dev", *_temporary(spec, "1777", "/dev/shm"))  # noqa: S108
-    yield from _devices(spec)
-    yield from _temporary(spec, "1777", "/tmp")  # noqa: S108
-    # When root makes these folders they belong to root; open to all, because only the session's user is inside.
-    yield from _temporary(spec, "0777" if has_to_drop else "0755", "/run")
-    yield from _temporary(spec, "0777" if has_to_drop else "0700", HOME)
-
-
-# A root folder that is put together once, see `root_template.py`
-
-
-def template_words(template: RootTemplate, files: Mapping[str, int]) -> list[str]:
-    """Return what is in the template's folder; only `--perms`, `--dir`, `--symlink`, `--ro-bind` and `--file` occur."""
-    folders = ("/proc", "/dev", "/tmp", "/var", "/run", HOME, WORKSPACE)  # noqa: S108
-    return [
-        *_system_words(),
-        *(word for path in folders for word in _folder_words(path)),
-        *("--symlink", "/tmp", "/var/tmp"),  # noqa: S108
-        *_file_words({path: descriptor for path, descriptor in files.items() if not path.startswith("/proc/")}),
-        *_tree_words(sorted(template.readable), "--ro-bind"),
-        *(_folder_words(template.nested_folder) if template.covers_nested_folder else ()),
-    ]
-
-
-def _view_over(
-    template: RootTemplate,
-    spec: SandboxSpec,
-    files: Mapping[str, int],
-    _shared: Mapping[str, int],
-    *,
-    has_to_drop: bool,
-) -> list[str]:
-    """Return the arguments for what a sandbox has besides the template's folder and `/proc`."""
-    cover = template.nested_folder
-    own = [path for path in spec.readable if path not in template.readable]
-    return [
-        *_own_folders(spec, has_to_drop=has_to_drop),
-        *(("--perms", "0755", "--tmpfs", cover) if template.covers_nested_folder else ()),
-        # Mounted over those of the template, which nobody can write to.
-        *(
-            word
-            for path, descriptor in files.items()
-            for word in ("--perms", "0444", "--ro-bind-data", str(descriptor), path)
-        ),
-        *_tree_words(own, "--ro-bind"),
-        *("--bind", str(spec.workspace.resolve()), WORKSPACE, "--bind", str(spec.scratch.resolve()), SCRATCH),
-        *(("--remount-ro", cover) if template.covers_nested_folder else ()),
-    ]
-
-
-# Parts of the view
 
 
 def _var_tmp(spec: SandboxSpec) -> Iterator[str]:
@@ -313,16 +262,16 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
     own = [spec.workspace.resolve(), spec.scratch.resolve()]
     return [
         *_TO_ENTER,
-        *_system_words(),
+        *_system(),
         *("--bind", "/proc", "/proc", "--dev", "/dev"),
         # The bubblewrap within puts its new root together there, whether or not anything shown lies below it.
-        *_folder_words(Path("/tmp")),  # noqa: S108 - a path inside
-        *_file_words({}),
-        *_tree_words([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
-        *_tree_words(own, "--bind"),
+        *_open_folder(Path("/tmp")),  # noqa: S108 - a path inside
+        *_files({}),
+        *_shown([*spec.readable, *trees_of(bubblewrap)], "--ro-bind"),
+        *_shown(own, "--bind"),
         # At the host's paths, where the bubblewrap within looks for the folders that its descriptors are of.
-        *_tree_words([real_path(folder) for folder in spec.folders if not folder.is_writable], "--ro-bind"),
-        *_tree_words([real_path(folder) for folder in spec.folders if folder.is_writable], "--bind"),
+        *_shown([real_path(folder) for folder in spec.folders if not folder.is_writable], "--ro-bind"),
+        *_shown([real_path(folder) for folder in spec.folders if folder.is_writable], "--bind"),
         *("--remount-ro", "/", "--chdir", "/"),
     ]
 
@@ -333,26 +282,18 @@ def open_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -
     return {**machine, **open_etc(user, stack)}
 
 
-def open_own_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
-    """Return descriptors of those that a template's folder lacks: of /proc, and with the session's user."""
-    machine = {path: text for path, text in machine_files(spec.limits).items() if path.startswith("/proc/")}
-    texts = {**machine, **{path: _with_user(ETC[path], user) for path in _ACCOUNTS}}
-    return {path: open_content(text.encode(), stack) for path, text in texts.items()}
-
-
 def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     """Return descriptors of the single files of /etc: some of the host's, and those written here without its names."""
-    files = {path: open_content(_with_user(content, user).encode(), stack) for path, content in ETC.items()}
+    files = {
+        path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
+        for path, content in ETC.items()
+    }
     for path in _ETC_FILES:
         # Copied, not mounted, because bubblewrap reads the whole table of mounts again for each mount.
         if os.access(path, os.R_OK):
             files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, files[path])
     return files
-
-
-def _with_user(content: str, user: Identity) -> str:
-    return content.format(uid=user.uid, gid=user.gid, home=HOME)
 
 
 def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> int:
@@ -376,7 +317,7 @@ def encode(words: Sequence[str]) -> bytes:
 
 
 @cache
-def _system_words() -> tuple[str, ...]:
+def _system() -> tuple[str, ...]:
     """Return the system's folders; cached, because they are the same for every sandbox and looking takes 1 ms."""
     words: list[str] = []
     for path in map(Path, SYSTEM):
@@ -404,7 +345,7 @@ def _devices(spec: SandboxSpec) -> Iterator[str]:
     for inside, path in spec.devices.items():
         for parent in _parents(inside):
             if parent != "/dev":
-                yield from _folder_words(parent)
+                yield from _open_folder(parent)
         yield from ("--dev-bind", str(path), inside)
 
 
@@ -427,10 +368,10 @@ def _covers() -> tuple[str, ...]:
     return tuple(words)
 
 
-def _file_words(files: Mapping[str, int]) -> Iterator[str]:
+def _files(files: Mapping[str, int]) -> Iterator[str]:
     folders = _etc_folders()
     for parent in _folders_above((*folders, *files)):
-        yield from _folder_words(parent)
+        yield from _open_folder(parent)
     for path in folders:
         yield from ("--ro-bind", path, path)
     for path, descriptor in files.items():
@@ -452,7 +393,7 @@ def _is_made(folder: Path) -> bool:
     return any(folder.is_relative_to(made) for made in ("/etc", "/sys", NESTED))
 
 
-def _tree_words(paths: Sequence[Path], how: str) -> Iterator[str]:
+def _shown(paths: Sequence[Path], how: str) -> Iterator[str]:
     system = tuple(f"{tree}/" for tree in SYSTEM)
     shown = [*system]
     opened: set[str] = set()
@@ -463,7 +404,7 @@ def _tree_words(paths: Sequence[Path], how: str) -> Iterator[str]:
         for parent in _parents(path):
             if parent not in opened and not f"{parent}/".startswith(tuple(shown)):
                 opened.add(parent)
-                yield from _folder_words(parent)
+                yield from _open_folder(parent)
         yield from (how, path, path)
         shown.append(f"{path}/")
 
@@ -476,7 +417,7 @@ def _parents(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def _folder_words(path: Path | str) -> Iterator[str]:
+def _open_folder(path: Path | str) -> Iterator[str]:
     """Yield arguments that make a folder above what is shown. If bubblewrap makes it, only root may pass it."""
     yield from ("--perms", "0755", "--dir", str(path))
 

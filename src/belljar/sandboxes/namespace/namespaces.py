@@ -32,7 +32,6 @@ from belljar.sandboxes.namespace.bwrap_args import (
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
-from belljar.sandboxes.namespace.root_template import RootTemplate
 from belljar.sandboxes.namespace.user_maps import UserMapHelper, open_map_helper
 
 Resources = AsyncExitStack
@@ -231,8 +230,6 @@ class NamespaceLevel(NamedTuple):
     """A mount namespace for bubblewrap to start in, from `open_root_view`; negative where the server is not root."""
     depth: int = 0
     """How many user namespaces it is below the server's."""
-    template: RootTemplate | None = None
-    """What is in the folder for the roots of nested sandboxes, in the root view; None where there is no such folder."""
 
 
 def nested_level(parent: NamespaceLevel, identity: Identity | None) -> NamespaceLevel:

@@ -23,15 +23,7 @@ from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.bwrap_args import (
-    check_folders,
-    find_bubblewrap,
-    open_files,
-    real_path,
-    template_words,
-    trees_of,
-    user_map_of,
-)
+from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, real_path, trees_of, user_map_of
 from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_nested
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
@@ -43,7 +35,6 @@ from belljar.sandboxes.namespace.namespaces import (
     nested_level,
 )
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
-from belljar.sandboxes.namespace.root_template import RootTemplate, template_of
 from belljar.sandboxes.namespace.root_view import open_root_view
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
 from belljar.sandboxes.namespace.trial import TRIAL_TIMEOUT_S, advice, try_bubblewrap
@@ -160,11 +151,11 @@ class NamespaceProvider:
         await self._supervisor.be_there()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
-            root_view, template = self._open_root_view(spec, stack)
+            root_view = self._open_root_view(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
             spec = replace(spec, folders=())
             layout = forkable_layout(spec.identity, numbers, root_view, self._seal.setpriv)
-            level = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels, template)
+            level = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
             return NamespaceSandbox(self._tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
@@ -192,25 +183,19 @@ class NamespaceProvider:
             on_close = stack.pop_all().close
             return NestedSandbox(self._tools, spec, enforcement, level=level, parent=parent, on_close=on_close)
 
-    def _open_root_view(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> tuple[int, RootTemplate | None]:
-        """Return mounts where bubblewrap reaches what it shows without being root, and what their template shows.
-
-        If the server is not root, there are no such mounts, and the descriptor is -1.
-        """
+    def _open_root_view(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> int:
+        """Return mounts where bubblewrap reaches what it shows without being root; -1 if the server is not root."""
         if spec.identity is None:
-            return -1, None
+            return -1
         nested_folder = spec.nested_folder or spec.workspace.parent.parent
         _check_passable(nested_folder)
         trees = [*spec.readable, spec.workspace, spec.scratch, nested_folder, *trees_of(self._tools.bubblewrap)]
         # Those nested in it show them, each to whom they are for; it shows none itself, as no session's code runs in
         # it.
         trees += [real_path(folder) for folder in spec.folders]
-        template = template_of(spec, nested_folder)
-        with contextlib.ExitStack() as files:
-            opened = open_files(spec, spec.identity, files) if template is not None else {}
-            root_view = open_root_view(trees, template_words(template, opened) if template is not None else ())
+        root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
-        return root_view, template
+        return root_view
 
     # Handing over to the next server
 

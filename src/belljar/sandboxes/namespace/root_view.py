@@ -10,33 +10,28 @@ import ctypes
 import os
 import stat
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.namespace.bwrap_args import SYSTEM
-from belljar.sandboxes.namespace.root_template import TEMPLATE, is_within
+from belljar.sandboxes.namespace.bwrap_args import SYSTEM, is_within
 
 _CLONE_NEWNS = 0x00020000
 _MNT_DETACH = 2
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
-_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
 
 
 _ALWAYS_KEPT = ("/etc", "/dev", "/proc")
 
 
-def open_root_view(trees: Iterable[Path], template: Sequence[str] = ()) -> int:
-    """Return a descriptor of a new mount namespace in which these trees are reachable; it lasts as long as that.
-
-    `template` says in bubblewrap's words what to put into the folder `TEMPLATE`.
-    """
+def open_root_view(trees: Iterable[Path]) -> int:
+    """Return a descriptor of a new mount namespace in which these trees are reachable; it lasts as long as that."""
     outcome: list[int | BaseException] = []
 
     def build() -> None:
         try:
-            outcome.append(_build(sorted(set(trees), key=lambda path: len(path.parts)), template))
+            outcome.append(_build(sorted(set(trees), key=lambda path: len(path.parts))))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
             outcome.append(error)
 
@@ -52,7 +47,7 @@ def open_root_view(trees: Iterable[Path], template: Sequence[str] = ()) -> int:
     return answer
 
 
-def _build(trees: list[Path], template: Sequence[str]) -> int:
+def _build(trees: list[Path]) -> int:
     libc: Any = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     os.umask(0o022)
@@ -68,9 +63,6 @@ def _build(trees: list[Path], template: Sequence[str]) -> int:
         # Then the paths as given, through links, for those who use them; most lead to the same place by now.
         for tree, source in sources.items():
             _place(libc, tree, source)
-        if template:
-            _mount(libc, "tmpfs", TEMPLATE, _MS_NOSUID | _MS_NODEV, kind="tmpfs", options="mode=0755")
-            _fill(libc, TEMPLATE, template)
         return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         for source in sources.values():
@@ -103,42 +95,6 @@ def _place(libc: Any, target: Path, source: int) -> None:
     else:
         target.touch()
     _mount(libc, f"/proc/thread-self/fd/{source}", str(target), _MS_BIND | _MS_REC)
-
-
-def _fill(libc: Any, root: str, words: Sequence[str]) -> None:
-    """Put into a folder what bubblewrap would put into a new root by these words."""
-    rest, mode = iter(words), 0
-    for word in rest:
-        if word == "--perms":
-            mode = int(next(rest), 8)
-        elif word == "--dir":
-            Path(root + next(rest)).mkdir(parents=True, exist_ok=True)
-        elif word == "--symlink":
-            target = next(rest)
-            Path(root + next(rest)).symlink_to(target)
-        elif word == "--ro-bind":
-            source = Path(next(rest))
-            _show(libc, source, Path(root + next(rest)))
-        elif word == "--file":
-            content = Path(f"/proc/self/fd/{next(rest)}").read_bytes()
-            file = Path(root + next(rest))
-            file.write_bytes(content)
-            file.chmod(mode)
-        else:
-            raise ValueError(f"unknown word of a template: {word}")
-
-
-def _show(libc: Any, source: Path, target: Path) -> None:
-    """Mount a tree read-only, as bubblewrap does."""
-    if source.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
-    _mount(libc, str(source), str(target), _MS_BIND | _MS_REC)
-    # In a container's user namespace Linux refuses to clear a flag, so those of the source are set again.
-    kept = os.statvfs(target).f_flag & _MS_NOEXEC
-    _mount(libc, "none", str(target), _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | kept)
 
 
 def _is_passable(folder: Path) -> bool:

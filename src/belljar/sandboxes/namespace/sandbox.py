@@ -24,7 +24,6 @@ from belljar.sandboxes.namespace.namespaces import (
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.root_template import RootTemplate
 from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
@@ -106,13 +105,7 @@ class NamespaceSandbox(SandboxBase):
         stack: contextlib.ExitStack,
     ) -> BwrapCommand:
         user_map = layout.user_map.for_holder() if tuple(command) == HOLD else layout.user_map
-        return bubblewrap_command(
-            self._tools.hardening, self.spec, user_map, command, environment, stack, self._template
-        )
-
-    @property
-    def _template(self) -> RootTemplate | None:
-        return None
+        return bubblewrap_command(self._tools.hardening, self.spec, user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
         self._enforcement.bind(pid, is_alone=is_alone)
@@ -328,18 +321,13 @@ class NestedSandbox(NamespaceSandbox):
         return self._parent
 
     async def _prepare_layout(self, resources: Resources) -> Layout:
-        owner, root_view = self._parent.level.user, self._parent.level.root_view
+        owner, root_view, _ = self._parent.level
         async with self._parent.nesting:
             parent = ParentSandbox(self._parent.holder(), root_view, resources)
             if not isinstance(self._parent, NestedSandbox):
                 return await parent.layout(self.level.user, owner)
             bubblewrap = self._tools.bubblewrap
             return await parent.layout_inside_session(self.level.user, bubblewrap, minimal_root(self.spec, bubblewrap))
-
-    @property
-    def _template(self) -> RootTemplate | None:
-        # Below a session bubblewrap starts from other mounts: nothing of the host's may be seen there.
-        return None if isinstance(self._parent, NestedSandbox) else self._parent.level.template
 
     def entry(self) -> NamespaceEntry:
         """See `ForkedSandbox`."""

@@ -16,11 +16,9 @@ from belljar.sandboxes.namespace.bwrap_args import (
     open_content,
     open_files,
     open_folders,
-    open_own_files,
     user_map_of,
 )
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command
-from belljar.sandboxes.namespace.root_template import RootTemplate
 
 TRIAL_TIMEOUT_S = 10
 
@@ -45,26 +43,18 @@ def bubblewrap_command(
     command: Sequence[str],
     environment: Mapping[str, str],
     stack: contextlib.ExitStack,
-    template: RootTemplate | None = None,
 ) -> BwrapCommand:
-    """Return the rest of bubblewrap's command line, for a sandbox that runs this command.
-
-    `template` says what the folder for its root shows, where there is one.
-    """
+    """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
     dropping: list[str] = []
     if user_map.is_for_holder:
         # No signal of the session's reaches it, so it need not ignore any.
         command = ["sleep", "infinity"]
     elif user_map.has_to_drop:
         dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
-    if template is not None and not template.fits(spec):
-        template = None
-    files = (open_files if template is None else open_own_files)(spec, user_map.user, stack)
+    files = open_files(spec, user_map.user, stack)
     # In a file, because every user of the host may read a command line.
     shared = open_folders(spec, stack)
-    options = arguments(
-        spec, user_map, environment, files, shared, has_hostname=hardening.has_hostname, template=template
-    )
+    options = arguments(spec, user_map, environment, files, shared, has_hostname=hardening.has_hostname)
     arguments_fd = open_content(encode(options), stack)
     words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values(), *shared.values()]
     if hardening.program:

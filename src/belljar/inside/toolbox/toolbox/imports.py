@@ -68,11 +68,12 @@ class _LaterTool:
         __tracebackhide__ = True
         tree, _, rest = name.partition(".")
         package, _, tool = rest.partition(".")
+        if tree != TREE or not tool or "." in tool or "CATALOGUE" not in vars(sys.modules.get(TREE, sys)):
+            return  # no tool, or in a package of the session's own with the same name
         module = sys.modules.get(f"{tree}.{package}")
-        if tree != TREE or not tool or "." in tool or module is None or hasattr(module, tool):
+        if module is None or tool in vars(module) or getattr(module.__spec__, "_initializing", False):
             return
-        if hasattr(sys.modules.get(TREE), "CATALOGUE") and not getattr(module.__spec__, "_initializing", False):
-            raise _missing_tool(module, package, tool)
+        raise _missing_tool(module, package, tool)
 
 
 def _missing_tool(module: ModuleType, package: str, tool: str) -> ToolMissing:
