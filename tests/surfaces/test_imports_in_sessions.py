@@ -162,6 +162,21 @@ async def test_a_tool_that_comes_while_a_cell_runs_is_no_module_there(tmp_path: 
     assert ("the server cannot be started" if error else "the server has no such tool") in printed
 
 
+async def test_a_package_of_the_sessions_own_of_that_name_is_imported_as_ever(tmp_path: Path):
+    (package := tmp_path / "servers" / "own").mkdir(parents=True)
+    (tmp_path / "servers" / "__init__.py").touch()
+    lazy = "import importlib\ndef __getattr__(name): return importlib.import_module(f'servers.own.{name}')\n"
+    (package / "__init__.py").write_text(lazy)
+    (package / "part.py").write_text("value = 1\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import toolbox, servers.own.part; print(servers.own.part.value)"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{INSIDE}"},
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
 def _generated(server: ServerCatalogue) -> dict[str, str]:
     return generate(Catalogue({server.server: server}), lambda _server, _tool: None)
 

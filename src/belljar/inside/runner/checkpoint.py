@@ -69,11 +69,11 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
 
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
     # Asked before the fork, because the session may have replaced what answers.
-    may_be_sibling = not fork.has_keeper() and os.getppid() in _FIRST and platform.machine() in _CLONE
-    clone = _CLONE[platform.machine()] if may_be_sibling else None
+    is_parent_waiting = not fork.has_keeper() and os.getppid() in _FIRST
+    number, is_tls_last = _CLONE.get(platform.machine(), (0, False)) if is_parent_waiting else (0, False)
     with _Detachment(sock) as detachment, fork.forking(), _Undisturbed():
         _python.PyOS_BeforeFork()
-        is_checkpoint, error = _fork_sibling(*clone) if clone else (False, errno.ENOSYS)
+        is_checkpoint, error = _fork_sibling(number, is_tls_last=is_tls_last) if number else (False, errno.ENOSYS)
         if error in _NO_SIBLING:
             is_checkpoint, error = _fork_orphan()
         if not is_checkpoint:
@@ -95,7 +95,7 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
         return True
 
 
-def _fork_sibling(number: int, is_tls_last: bool) -> "tuple[bool, int]":  # noqa: FBT001
+def _fork_sibling(number: int, *, is_tls_last: bool) -> "tuple[bool, int]":
     """Fork once, to a child of our parent's, which a cell's `os.wait()` does not see; return whether this is the fork.
 
     The second value is the number of an error. Only where our parent is the first process of a sandbox, ours or the one

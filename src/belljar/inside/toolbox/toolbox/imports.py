@@ -68,12 +68,14 @@ class _LaterTool:
         __tracebackhide__ = True
         tree, _, rest = name.partition(".")
         package, _, tool = rest.partition(".")
-        if tree != TREE or not tool or "." in tool or "CATALOGUE" not in vars(sys.modules.get(TREE, sys)):
-            return  # no tool, or in a package of the session's own with the same name
-        module = sys.modules.get(f"{tree}.{package}")
-        if module is None or tool in vars(module) or getattr(module.__spec__, "_initializing", False):
+        if tree != TREE or not tool or "." in tool:
             return
-        raise _missing_tool(module, package, tool)
+        # Looked up in their dictionaries, because the session may have a package of its own with the same name.
+        root, module = sys.modules.get(tree), sys.modules.get(f"{tree}.{package}")
+        if not isinstance(root, ModuleType) or not isinstance(module, ModuleType) or "CATALOGUE" not in vars(root):
+            return
+        if tool not in vars(module) and not getattr(module.__spec__, "_initializing", False):
+            raise _missing_tool(module, package, tool)
 
 
 def _missing_tool(module: ModuleType, package: str, tool: str) -> ToolMissing:
