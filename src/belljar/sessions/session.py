@@ -145,7 +145,7 @@ class Session:
         self._stricter: list[Guard] = []
         """Guards beside its own, of the workflow whose step runs."""
         self._is_closed = False
-        self._checkpointing: asyncio.Task[None] | None = None
+        self._checkpoint_task: asyncio.Task[None] | None = None
         self._idle_since = time.monotonic()
         self._is_checkpointing = False
         self.count = 0
@@ -210,10 +210,10 @@ class Session:
         self._publish("execution", "ended", execution.id)
         self._notify_watchers(execution)
         self._idle_since = time.monotonic()
-        is_scheduled = self._checkpointing is not None and not self._checkpointing.done()
+        is_scheduled = self._checkpoint_task is not None and not self._checkpoint_task.done()
         if not self.is_busy and self.session_kernel.checkpoints.are_on and not self._is_closed and not is_scheduled:
             # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
-            self._checkpointing = self.queue.run_aside(self._checkpoint_when_idle())
+            self._checkpoint_task = self.queue.run_aside(self._checkpoint_when_idle())
 
     async def _checkpoint_when_idle(self) -> None:
         # Wait again after each cell that ended meanwhile: this task covers those too.

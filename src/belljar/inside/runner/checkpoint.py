@@ -25,7 +25,6 @@ _python: Any = ctypes.PyDLL(None, use_errno=True)
 _SIGNAL_SET_BYTES = 128  # `sigset_t`
 _ALL_SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
 
-
 _system_call: Any = _python.syscall
 _system_call.restype = ctypes.c_long
 _CLONE = {"x86_64": (56, True), "aarch64": (220, False)}
@@ -33,8 +32,8 @@ _CLONE = {"x86_64": (56, True), "aarch64": (220, False)}
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _PR_GET_TID_ADDRESS = 40
 _NO_SIBLING = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
-_FIRST = (0, 1)
-"""The number of the first process of a sandbox; inside a nested one, that of the other has none."""
+_FIRST = (1, 0)
+"""What `os.getppid()` returns for the first process of our sandbox, and for that of the sandbox ours is nested in."""
 
 _session_hooks: "list[str]" = []
 """The kinds of fork hooks that the session has registered."""
@@ -69,8 +68,8 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
 
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
     # Asked before the fork, because the session may have replaced what answers.
-    is_parent_waiting = not fork.has_keeper() and os.getppid() in _FIRST
-    number, is_tls_last = _CLONE.get(platform.machine(), (0, False)) if is_parent_waiting else (0, False)
+    parent_reaps = not fork.has_keeper() and os.getppid() in _FIRST
+    number, is_tls_last = _CLONE.get(platform.machine(), (0, False)) if parent_reaps else (0, False)
     with _Detachment(sock) as detachment, fork.forking(), _Undisturbed():
         _python.PyOS_BeforeFork()
         is_checkpoint, error = _fork_sibling(number, is_tls_last=is_tls_last) if number else (False, errno.ENOSYS)
