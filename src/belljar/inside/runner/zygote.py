@@ -52,6 +52,9 @@ class ZygoteRunner:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
         channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
         while True:
+            # Else the first collection in a fork writes to all that the zygote has made since: 64 pages.
+            gc.collect(0)
+            gc.freeze()
             # Between requests, because each takes as long as a fork does.
             while self._small and not channel.has_message():
                 huge_pages.collapse(self._small.pop())
