@@ -45,7 +45,7 @@ async def place(
     folder = tmp_path_factory.mktemp("keyboard")
     (folder / "policy.toml").write_text(POLICY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with opened_place(
             default_environment,
             folder,

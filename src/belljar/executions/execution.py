@@ -500,7 +500,7 @@ class Execution:
         loss = await session_kernel.on_death(cause or death.message)
         outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", loss.state, loss.lost
         if loss.is_rewound:
-            undone = self._session.take_back(loss.since or self.id)
+            undone = self._session.undo_since(loss.since or self.id)
             self._transcript.notice(rewound_text(len(undone)))
         if cause:
             outcome.status = "out_of_memory" if fatal else "died"
@@ -526,7 +526,7 @@ class Execution:
         quota, incidents = self._session.quota, kernel.incidents()
         if self._gpu_use is not None:
             incidents += await self._gpu_use.incidents(kernel)
-        await quota.look_if_more_than_half(seen, is_all=is_all)
+        await quota.measure_if_over_half(seen, is_all=is_all)
         if quota.is_over and self._outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
         for incident in incidents:

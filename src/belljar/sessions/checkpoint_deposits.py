@@ -14,7 +14,7 @@ class CheckpointDeposits(CheckpointWatcher):
         self._session_id = session_id
         self._handover = handover
 
-    def on_keep(self, checkpoint: Checkpoint) -> None:
+    def on_change(self, checkpoint: Checkpoint) -> None:
         """Deposit a checkpoint, so that it outlives the server."""
         description = {
             "label": checkpoint.label,

@@ -211,7 +211,7 @@ class Session:
         self._notify_watchers(execution)
         self._idle_since = time.monotonic()
         is_scheduled = self._checkpoint_task is not None and not self._checkpoint_task.done()
-        if not self.is_busy and self.session_kernel.checkpoints.are_on and not self._is_closed and not is_scheduled:
+        if not self.is_busy and self.session_kernel.checkpoints.is_enabled and not self._is_closed and not is_scheduled:
             # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
             self._checkpoint_task = self.queue.run_aside(self._checkpoint_when_idle())
 
@@ -244,7 +244,7 @@ class Session:
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
         self._publish("execution", "begun", execution_id)
-        return self.session_kernel.checkpoints.gap
+        return self.session_kernel.checkpoints.skip_reason
 
     def note_author(self, author: str) -> str:
         """See `ExecutionContext`."""
@@ -322,7 +322,7 @@ class Session:
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
             lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
-            return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
+            return Rewinding(session_id=self.id, to=target, undone=self.undo_since(target), lost=lost)
 
     def check_forkable(self, done: str) -> None:
         """Refuse what needs a fork of the kernel where none can be made."""
@@ -332,11 +332,11 @@ class Session:
                 hint="Start a new session and run the cells again",
             )
 
-    def take_back(self, since: str) -> list[str]:
+    def undo_since(self, since: str) -> list[str]:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
-        undone = self.timeline.take_back(since)
+        undone = self.timeline.undo_since(since)
         for execution_id in undone:
             self._publish("execution", "undone", execution_id)
         return undone
@@ -373,7 +373,7 @@ class Session:
         self.lease.restore(entry.created_at)
         self.count = entry.executions
         self.timeline.restore()
-        self.session_kernel.checkpoints.lose(self.timeline.ids, loss)
+        self.session_kernel.checkpoints.mark_lost(self.timeline.ids, loss)
         self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:
