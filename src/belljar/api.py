@@ -280,7 +280,7 @@ class LocalSession(SessionBase):
     async def install(self, packages: Sequence[str]) -> list[InstallOutcome]:
         """See `SessionHandle`."""
         session = await self._session()
-        with session.held():
+        with session.in_use():
             return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
 
     # Other states

@@ -52,4 +52,4 @@ def _check(enforcer: Enforcer, trial: LimitTrial | None, controller: str) -> Hos
         gap = scope_gap() if enforcer.asks_systemd else ""
         trial = LimitTrial(controller, False, "; ".join(filter(None, ("not for a session as a whole: " + reason, gap))))
     name, cost = _NAMES[controller], _COSTS[controller]
-    return HostCheck(name, trial.is_held, trial.detail, "" if trial.is_held else enforcer.advice, cost)
+    return HostCheck(name, trial.is_enforced, trial.detail, "" if trial.is_enforced else enforcer.advice, cost)

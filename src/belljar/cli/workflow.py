@@ -411,7 +411,7 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
 
     A cell that asks in its middle would end with this process, so its answer is waited for here.
     """
-    printed = held = 0
+    printed = shown = 0
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     stdin = StandardInput()
     while True:
@@ -425,9 +425,9 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
             if can_ask and questions:
                 await _ask(runtime, run, *questions[0], stdin)
                 continue
-            if not run.is_held:
+            if not run.has_waiting_cell:
                 return
-            if held != (held := run.number):
+            if shown != (shown := run.number):
                 info = runtime.workflows.show(run.id, run.record.principal)
                 _print_questions(info)
                 print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)

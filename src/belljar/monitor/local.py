@@ -151,7 +151,7 @@ class LocalMonitor(LocalViews):
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
         """See `Monitor`."""
         session = await self._reach(access, session_id)
-        with session.held():
+        with session.in_use():
             await session.write_file(name, content)
         if access.name:
             session.authors.note(f"{access.name} put {name[:MAX_TEXT]!r} into the session folder")

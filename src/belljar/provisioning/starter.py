@@ -50,7 +50,7 @@ class PreparedSandbox:
     sandbox: ServicedSandbox
     zygote: ZygoteProcess | None = None
     nested: ForkedSandbox | None = None
-    is_held: bool = False
+    is_open: bool = False
 
     @property
     def can_be_entered(self) -> bool:
@@ -64,7 +64,7 @@ class PreparedSandbox:
         except BaseException:
             await self.sandbox.aclose()
             raise
-        self.is_held = True
+        self.is_open = True
 
 
 StartKind = Literal["cold", "forked", "jupyter", "azure", "plugin"]
@@ -300,7 +300,7 @@ class KernelStarter:
             threads=thread_count(limits_of(self._settings)),
         )
         try:
-            return await zygote.fork(nested, sandbox, environment, change, is_held=prepared.is_held)
+            return await zygote.fork(nested, sandbox, environment, change, is_open=prepared.is_open)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
             # The zygote died, or the fork did; the next session gets another zygote. The hint is not logged, because
             # it has the output of the process.

@@ -84,12 +84,12 @@ class ZygoteProcess:
         return not self._wire.is_hung_up()
 
     async def fork(
-        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
+        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_open: bool
     ) -> IPythonKernel:
         """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open."""
         fork_wire, forked = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
-            if not is_held:
+            if not is_open:
                 await hold_open(sandbox)
             async with self._forking:
                 self.forks += 1

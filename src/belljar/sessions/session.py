@@ -138,10 +138,10 @@ class Session:
             self.id,
             idle_s=settings.session_idle_s,
             sleeps=settings.hibernate and not is_elsewhere(environment),
-            is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
+            is_in_use=lambda: self.is_busy or bool(self._uses or self.watchers),
             find_gpus=lambda: gpus.of(self.id),
         )
-        self._holds = 0
+        self._uses = 0
         self._stricter: list[Guard] = []
         """Guards beside its own, of the workflow whose step runs."""
         self._is_closed = False
@@ -351,7 +351,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Return whether nobody uses it at the moment: no cell, no request under way, nobody attached."""
-        return not (self.is_in_turn or self._holds or self.watchers)
+        return not (self.is_in_turn or self._uses or self.watchers)
 
     @property
     def is_in_turn(self) -> bool:
@@ -359,13 +359,13 @@ class Session:
         return self.is_busy or (self.turn.locked() and not self._is_checkpointing)
 
     @contextmanager
-    def held(self) -> Generator[None]:
+    def in_use(self) -> Generator[None]:
         """Count it as used until the block ends, although no cell of it runs."""
-        self._holds += 1
+        self._uses += 1
         try:
             yield
         finally:
-            self._holds -= 1
+            self._uses -= 1
             self.lease.touch()
 
     def restore(self, entry: SessionRecord, loss: str) -> None:

@@ -111,7 +111,7 @@ class FileTools:
         session = await self._sessions.reach(session_id, principal)
         session.workspace.check_name(name)
         limit = self._settings.max_upload_bytes
-        with session.held():
+        with session.in_use():
             if path is not None and text is base64 is url is None:
                 content = await asyncio.to_thread(self._host_folders.read, principal, path, limit)
             else:

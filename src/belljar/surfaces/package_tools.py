@@ -64,7 +64,7 @@ class PackageTools:
         check_requirements(packages)  # before a session is made for them
         session = await find_or_create_session(self._sessions, session_id)
         try:
-            with session.held():
+            with session.in_use():
                 installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and the caller does not know it

@@ -308,7 +308,7 @@ class StepRunner:
             about=about_fields(recorded),
         )
         await run.ask(path, attempt, asked)
-        with run.resting(), run.asking(is_held=True):
+        with run.resting(), run.asking(is_from_cell=True):
             while not execution.is_finished and execution.question_number == number and execution.question is not None:
                 row = run.records.step(run.id, path, attempt)
                 if row is not None and row.state == "answered":
