@@ -316,5 +316,5 @@ class SessionGpus:
         except GpuUnavailable as error:
             return HostCheck("gpus", is_ok=False, detail=error.message, hint=error.hint)
         self.monitor.memory()
-        gap = f"; their memory is not measured: {self.monitor.gap}" if self.monitor.gap else ""
-        return HostCheck("gpus", is_ok=True, detail=f"{listed}{driver}{gap}")
+        unmeasured = f"; their memory is not measured: {self.monitor.failure}" if self.monitor.failure else ""
+        return HostCheck("gpus", is_ok=True, detail=f"{listed}{driver}{unmeasured}")

@@ -253,9 +253,11 @@ class KernelStarter:
             )
         serviced = kernel.sandbox
         if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
-            gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
-            gap = gap or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
-            raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
+            reason = "" if self._settings.fork_start else "the server's setting fork_start is false"
+            reason = (
+                reason or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
+            )
+            raise CopyRefused(f"this session cannot be forked: {reason}", hint="Start a new session instead")
         environment = kernel.environment
         self.gpus.inherit(folders.session_id, parent.session_id)
         try:

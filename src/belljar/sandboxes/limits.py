@@ -21,7 +21,7 @@ from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
 from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup
 from belljar.sandboxes.server_groups import ServerGroups
-from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, scope_gap
+from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
@@ -62,17 +62,17 @@ class Enforcer:
             warning = (
                 "Control groups cannot be written here: memory is limited per process only, not for a whole session"
             )
-            return f"{warning} ({self._scope_gap})" if self._scope_gap else warning
+            return f"{warning} ({self._scope_refusal})" if self._scope_refusal else warning
         return "CPU time is not limited here: sessions are only placed on as many processors" if lacking else ""
 
     @property
     def advice(self) -> str:
         """What gets this host's control groups for sessions."""
-        return groups_advice(self._scope_gap)
+        return groups_advice(self._scope_refusal)
 
     @property
-    def _scope_gap(self) -> str:
-        return scope_gap() if self.asks_systemd and self._given is None else ""
+    def _scope_refusal(self) -> str:
+        return request_scope() if self.asks_systemd and self._given is None else ""
 
     def enforce(self, session_id: str, limits: Limits) -> "Enforcement":
         """Prepare the limits of a sandbox; `Enforcement.release` undoes it."""

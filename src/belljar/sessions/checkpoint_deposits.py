@@ -19,7 +19,7 @@ class CheckpointDeposits(CheckpointWatcher):
         description = {
             "label": checkpoint.label,
             "variables": checkpoint.variables,
-            "files_gap": checkpoint.files_gap,
+            "files_gap": checkpoint.files_problem,
             "execution_id": checkpoint.execution_id,
             "number": checkpoint.number,
             "order": checkpoint.order,

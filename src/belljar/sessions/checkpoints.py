@@ -77,7 +77,7 @@ class Checkpoint:
     """What holds the variables."""
     variables: tuple[str, ...]
     label: str
-    files_gap: str
+    files_problem: str
     """Why the files were not saved; empty when they were."""
     execution_id: str = ""
     number: int = 0
@@ -280,8 +280,8 @@ class Checkpoints:
 
     async def restore_files(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the folder to a checkpoint; return what could not be restored."""
-        if checkpoint.files_gap:
-            return [f"files: {checkpoint.files_gap}"]
+        if checkpoint.files_problem:
+            return [f"files: {checkpoint.files_problem}"]
         try:
             report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
         except BelljarError as error:
@@ -309,8 +309,8 @@ class Checkpoints:
 
     async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
         """Write the files of a checkpoint into another folder; return what could not be written."""
-        if checkpoint.files_gap:
-            return [f"files: {checkpoint.files_gap}"]
+        if checkpoint.files_problem:
+            return [f"files: {checkpoint.files_problem}"]
         report = await asyncio.to_thread(self._snapshots.export, checkpoint.label, target)
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
 
@@ -341,11 +341,11 @@ class Checkpoints:
 
     async def inherit(self, checkpoints: list[Checkpoint], store: Path) -> None:
         """Continue with the checkpoints of an earlier server, and with their files in its `store`."""
-        labels = [checkpoint.label for checkpoint in checkpoints if not checkpoint.files_gap]
+        labels = [checkpoint.label for checkpoint in checkpoints if not checkpoint.files_problem]
         complete = await asyncio.to_thread(self._snapshots.inherit, store, labels)
         for checkpoint in checkpoints:
-            if not checkpoint.files_gap and checkpoint.label not in complete:
-                checkpoint.files_gap = "they were lost with an earlier server"
+            if not checkpoint.files_problem and checkpoint.label not in complete:
+                checkpoint.files_problem = "they were lost with an earlier server"
             self._lost.pop(checkpoint.execution_id, None)
         self._checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
         # The last one is the present state of the session if no execution started from it.

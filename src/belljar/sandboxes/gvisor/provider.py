@@ -64,10 +64,10 @@ class GVisorProvider(NamespaceProvider):
         """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux" or isinstance(self._runsc, str):
             return ""
-        gap = self._seal.identity_gap
+        reason = self._seal.identity_gap
         warnings = (
             "" if self._runsc.is_recent else _WARNING_OF_AGE.format(version=self._runsc.version),
-            gap and _WARNING_FOR_ROOT.format(why=gap),
+            reason and _WARNING_FOR_ROOT.format(why=reason),
             self._unlimited,
         )
         return ". ".join(filter(None, warnings))
