@@ -152,7 +152,7 @@ _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]{0,32})?\Z")
 _LONGEST_ESCAPE = 40
 _TIMEOUT = 16
 # So much text takes a screen less than a millisecond; of digits alone, which code can choose, a hundred times that.
-_SMALL_CHARS = 256
+_MAX_INLINE_CHARS = 256
 
 
 class OutputScreen(Protocol):
@@ -182,7 +182,7 @@ class Screens:
         """Return what is left of an event behind the last screen. Large events are screened in a thread."""
         if not self._screens:
             return [event]
-        if _size(event) <= _SMALL_CHARS:
+        if _size(event) <= _MAX_INLINE_CHARS:
             return self._pass_on([event], self._screens)
         return await asyncio.to_thread(self._pass_on, [event], self._screens)
 
@@ -200,14 +200,14 @@ class Screens:
 
 
 def _size(event: Event) -> int:
-    """Return how many characters of an event are to be screened; more than `_SMALL_CHARS` where counting takes long."""
+    """Return how many characters are to be screened; more than `_MAX_INLINE_CHARS` where counting takes long."""
     match event:
         case Stream():
             return len(event.text)
         case DisplayData() | ExecuteResult():
-            return sum(len(form) if isinstance(form, str) else _SMALL_CHARS + 1 for form in event.data.values())
+            return sum(len(form) if isinstance(form, str) else _MAX_INLINE_CHARS + 1 for form in event.data.values())
         case CommMessage():
-            return _SMALL_CHARS + 1
+            return _MAX_INLINE_CHARS + 1
         case Raised():
             return len(event.message) + sum(map(len, event.traceback))
         case _:

@@ -106,9 +106,9 @@ _ERROR_CHARS = 8_000
 _PROGRESS_CHARS = 200
 # A privacy token is at most this many times shorter than the value it stands for.
 _REDACTED_AHEAD = 32
-_SMALL_CHARS = 16_384
-_PLAIN_CHARS = 262_144
-"""The size up to which an answer is handled without a thread if the session has no redaction."""
+# The largest answer that is read on the event loop instead of in a thread; less if it is searched for personal data.
+_MAX_INLINE_CHARS = 262_144
+_MAX_INLINE_REDACTED_CHARS = 16_384
 
 
 class ToolCatalogue(Protocol):
@@ -406,8 +406,8 @@ class Broker:
     async def _read_value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
         """Return the value of an answer; large ones in a thread, because searching a million characters takes 1 s."""
         size = sum(len(block.text) for block in answer.blocks)
-        most = _PLAIN_CHARS if isinstance(self._redactor, NoRedaction) else _SMALL_CHARS
-        if size <= most and (answer.blocks or answer.structured is None):
+        limit = _MAX_INLINE_CHARS if isinstance(self._redactor, NoRedaction) else _MAX_INLINE_REDACTED_CHARS
+        if size <= limit and (answer.blocks or answer.structured is None):
             return value_of(answer, tool.output_schema, self._redactor.redact)
         return await asyncio.to_thread(value_of, answer, tool.output_schema, self._redactor.redact)
 
