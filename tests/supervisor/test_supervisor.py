@@ -98,7 +98,7 @@ async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(
     second = lines.open()
     assert second.found == ["one"]
     deposit = second.take("one")
-    assert deposit.words == {"word": "ü"}
+    assert deposit.fields == {"word": "ü"}
     os.write(deposit.descriptors[0], b"still open")
     assert os.read(reading, 100) == b"still open"
     again = second.find_child(kept.pid)

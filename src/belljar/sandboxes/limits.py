@@ -85,11 +85,11 @@ class Enforcer:
             ) from error
         return Enforcement(self.groups, group, limits, self._choose_processors(limits.cpus))
 
-    def restore(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
-        """Return the limits that an earlier server put into force, from its `Enforcement.words`."""
-        folders = {name: Path(folder) for name, folder in words["folders"].items()}
+    def restore(self, fields: dict[str, Any], limits: Limits) -> "Enforcement":
+        """Return the limits that an earlier server put into force, from its `Enforcement.handover_fields`."""
+        folders = {name: Path(folder) for name, folder in fields["folders"].items()}
         group = self.groups.restore(folders) if folders else None
-        processors = Processors(frozenset(words["processors"]), self._pinned) if words["processors"] else None
+        processors = Processors(frozenset(fields["processors"]), self._pinned) if fields["processors"] else None
         enforcement = Enforcement(self.groups, group, limits, processors)
         # That server reported its incidents, or they are lost with it; they do not belong to the next cell.
         enforcement.incidents()
@@ -135,7 +135,7 @@ class Enforcement:
         self._peak_bytes = 0
         self._reported_bytes = 0
 
-    def words(self) -> dict[str, Any]:
+    def handover_fields(self) -> dict[str, Any]:
         """Return what a later server needs for `Enforcer.restore`."""
         folders = {name: str(folder) for name, folder in self.group.folders.items()} if self.group else {}
         return {"folders": folders, "processors": sorted(self._processors.numbers) if self._processors else []}

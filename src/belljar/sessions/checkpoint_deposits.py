@@ -39,7 +39,7 @@ def restored_checkpoints(
     """Return the checkpoints that an earlier server deposited for the session of this kernel."""
     checkpoints: list[Checkpoint] = []
     for restored in deposits:
-        description = restored.words
+        description = restored.description
         if restored.process is None:  # it has no process, because it is that of a fresh kernel
             origin = process = make_fresh()
         else:

@@ -111,16 +111,16 @@ class SupervisorConnection:
                 packet, descriptors = receive(self._sock)
             except Unreceived as error:
                 # An answer came, but this server has no room for its descriptors; its JSON still says what was done.
-                words = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
-                self._answer(({**(words or {}), "error": str(error.strerror)}, []))
+                answer = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
+                self._answer(({**(answer or {}), "error": str(error.strerror)}, []))
                 continue
             except OSError:
                 break
-            words = _read_answer(packet)
-            if words is None:
+            answer = _read_answer(packet)
+            if answer is None:
                 close_all(descriptors)
                 break
-            self._answer((words, descriptors))
+            self._answer((answer, descriptors))
         with self._lock:
             self._is_over = True
             left, self._unanswered = self._unanswered, deque()
@@ -140,10 +140,10 @@ class SupervisorConnection:
 def _read_answer(packet: bytes) -> dict[str, Any] | None:
     """Return an answer's JSON; None at the end of the connection, and for anything our supervisor does not send."""
     try:
-        words: Any = json.loads(packet)
+        answer: Any = json.loads(packet)
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", words) if isinstance(words, dict) else None
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
 
 
 def close_all(descriptors: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ log = logging.getLogger(__name__)
 class Deposit:
     """What the supervisor stores under one key for the next server."""
 
-    words: dict[str, Any]
+    fields: dict[str, Any]
     descriptors: list[int] = field(default_factory=list[int])
     children: list[int] = field(default_factory=list[int])
     """Children of the supervisor. Those in no deposit are killed when the server ends."""
@@ -329,7 +329,7 @@ class SupervisorClient:
         request = {
             "op": "keep",
             "key": key,
-            "words": deposit.words,
+            "words": deposit.fields,  # the key that supervisors started by earlier versions know
             "children": deposit.children,
             "is_session": deposit.is_session,
             "folders": deposit.folders,
