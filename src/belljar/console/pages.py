@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, is_tall, stored_pages
 from belljar.console.forms import FormField, fields_of
-from belljar.console.templating import duration_words, render
+from belljar.console.templating import duration_text, render
 from belljar.errors import BelljarError, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.monitor.base import (
@@ -43,7 +43,7 @@ _FORKS_SHOWN: Final = 50
 _MAX_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
 _MAX_LINE_CHARS: Final = 120
-_WORDS: Final = {
+_STATUS_TEXTS: Final = {
     "ok": "ok",
     "error": "error",
     "timeout": "timed out",
@@ -72,9 +72,9 @@ class CellView:
         return f"[{self.entry.execution_count or ('*' if self.is_running else ' ')}]"
 
     @property
-    def words(self) -> str:
+    def status_text(self) -> str:
         """Return its status in words."""
-        return _WORDS.get(self.entry.status, self.entry.status)
+        return _STATUS_TEXTS.get(self.entry.status, self.entry.status)
 
     @property
     def is_running(self) -> bool:
@@ -84,7 +84,7 @@ class CellView:
     @property
     def took(self) -> str:
         """Return how long it ran."""
-        return duration_words(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
+        return duration_text(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
 
     @property
     def first_line(self) -> str:
@@ -469,7 +469,7 @@ def _waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:
 
 
 def _helpers() -> dict[str, Any]:
-    return {"ago": _ago, "until": _until, "spark": _spark, "words": _WORDS}
+    return {"ago": _ago, "until": _until, "spark": _spark}
 
 
 def _age_s(time_iso: str) -> float:

@@ -314,7 +314,7 @@ class SessionPageStream:
         if self._has_tail:
             (view,) = await self._pages.views(self._access, [entry], self._rewindable or ())
             kind = "cell" if self._had_ended else "replace"
-            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
+            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.status_text)
             self._has_tail = False
             return
         output = self._cell or await self._output(entry)
@@ -328,7 +328,7 @@ class SessionPageStream:
             f"end-{item.execution_id}",
             self._pages.cell_end(view),
             id=item.id,
-            ended=f"{view.label} {view.words}",
+            ended=f"{view.label} {view.status_text}",
         )
 
     def _rewindable_cells(self, rewindable: list[str]) -> Iterator[dict[str, str]]:

@@ -84,8 +84,8 @@ def _environment() -> Any:
         auto_reload=False,
     )
     environment.globals["static"] = static_url
-    environment.filters["bytes"] = size_words
-    environment.filters["duration"] = duration_words
+    environment.filters["bytes"] = size_text
+    environment.filters["duration"] = duration_text
     environment.filters["short"] = short
     return environment
 
@@ -105,7 +105,7 @@ def short(identifier: str) -> str:
     return identifier[:8]
 
 
-def size_words(size: float) -> str:
+def size_text(size: float) -> str:
     """Return a number of bytes as people read it."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
@@ -114,7 +114,7 @@ def size_words(size: float) -> str:
     return ""
 
 
-def duration_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration as people read it."""
     if seconds < 0.001:
         return "under 1 ms"

@@ -211,7 +211,7 @@ async def request_fork(
     descriptors = [*fork_wire.child_ends, forked.child_end]
     if entry is not None:
         descriptors += [entry.holder, *entry.groups]
-        more["entry"] = _entry_words(entry)
+        more["entry"] = _entry_fields(entry)
     message = {
         "op": "fork",
         "is_elsewhere": is_elsewhere,
@@ -238,10 +238,10 @@ async def move_into_sandbox(wire: Wire, nested: ForkedSandbox, sandbox: Sandbox)
     entry = nested.entry()
     # Code of a session could keep the descriptor of a control group and leave its own group by it. So the fork gets
     # none, and the host moves it.
-    await wire.send(_entry_words(entry), [entry.holder])
+    await wire.send(_entry_fields(entry), [entry.holder])
 
 
-def _entry_words(entry: NamespaceEntry) -> dict[str, int]:
+def _entry_fields(entry: NamespaceEntry) -> dict[str, int]:
     return {"flags": entry.flags, "uid": entry.identity.uid, "gid": entry.identity.gid}
 
 

@@ -1,6 +1,6 @@
 """Starting the runner in a sandbox: its command, its environment variables, the wait until it is ready.
 
-Also says in words how a process ended. Does not know what the runner is asked to do afterwards.
+Also says in arguments how a process ended. Does not know what the runner is asked to do afterwards.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from belljar.sandboxes.base import HOLD, Sandbox, SandboxProcess
 # The runner is loaded by path under a name of its own, because the session's Python need not have belljar and the
 # session's sys.path must not get our folder.
 _BOOTSTRAP = (
-    "import importlib.util as u, sys; path, support, part, *words = sys.argv[1:]; sys.argv = ['']; "
+    "import importlib.util as u, sys; path, support, part, *arguments = sys.argv[1:]; sys.argv = ['']; "
     "sys.path += [support] if support else []; "
     "spec = u.spec_from_file_location('belljar_runner', path + '/__init__.py', submodule_search_locations=[path]); "
     "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
-    "from importlib import import_module; import_module('belljar_runner.' + part).main(*words)"
+    "from importlib import import_module; import_module('belljar_runner.' + part).main(*arguments)"
 )
 # The most that is kept of what a runner prints before it is ready, so that a flood does not fill our memory.
 _MAX_OUTPUT_TAIL = 2_000
@@ -120,7 +120,7 @@ def _output_hint(output: str) -> str:
 
 
 def cause_of(status: int) -> str:
-    """Describe an exit status in words."""
+    """Describe an exit status in arguments."""
     number = -status if status < 0 else status - 128 if status > 128 else 0
     with contextlib.suppress(ValueError):
         if number:

@@ -203,8 +203,8 @@ class SessionGpus:
     def _read(self, session_id: str) -> Holding | None:
         try:
             with (self._folder / session_id / FILE).open("rb") as file:
-                words = json.loads(file.read(MAX_BYTES))
-            count, uuids = int(words["count"]), {str(uuid) for uuid in words["uuids"]}
+                record = json.loads(file.read(MAX_BYTES))
+            count, uuids = int(record["count"]), {str(uuid) for uuid in record["uuids"]}
         except (OSError, ValueError, KeyError, TypeError):
             return None
         with contextlib.suppress(BelljarError):

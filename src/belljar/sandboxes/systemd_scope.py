@@ -121,8 +121,8 @@ def _call(busctl: str, unit: str, own: Path) -> str:
         *_placement(own),
         *_limits(own),
     ]
-    words = [word for each in properties for word in each]
-    call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *words, "0"]
+    values = [value for each in properties for value in each]
+    call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *values, "0"]
     try:
         answer = subprocess.run(
             [*command, "call", *_MANAGER, *call],

@@ -290,7 +290,7 @@ class _ServerProcess:
         self._child.kill_group()
         with anyio.move_on_after(_DRAIN_S):
             await self._is_read.wait()
-        self._report(on_end, _in_words(status))
+        self._report(on_end, _ending_text(status))
 
     def _report(self, on_end: OnEnd, how: str) -> None:
         if not self._is_stopping and not self._is_reported:
@@ -318,7 +318,7 @@ class _ServerProcess:
         """Stop the server as the protocol says: close its stdin, wait, then kill it and all processes of its group."""
         # The client may have noticed the end of its output, and given up, before we noticed the end of the process.
         if self._has_hung_up and await self._ends_within(_DRAIN_S):
-            self._report(on_end, _in_words(await self._child.wait()))
+            self._report(on_end, _ending_text(await self._child.wait()))
         self._is_stopping = True
         # End the writer before the descriptor is closed, because its number may be reused at once.
         self._writing.cancel()
@@ -375,7 +375,7 @@ def _unknown(number: RequestId) -> SessionMessage:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
 
 
-def _in_words(status: int) -> str:
+def _ending_text(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 

@@ -49,7 +49,7 @@ RESERVED = frozenset(
         "while",
     ]
 )
-_RETRY_WORDS = {
+_RETRY_SYNONYMS = {
     "max_retries": "times",
     "retries": "times",
     "count": "times",
@@ -60,7 +60,7 @@ _RETRY_WORDS = {
     "backoff_seconds": "backoff_s",
     "wait": "backoff_s",
 }
-_ATTEMPT_WORDS = ("max_attempts", "attempts")
+_ATTEMPT_SYNONYMS = ("max_attempts", "attempts")
 Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 RawSteps = list[dict[str, Any]]
 
@@ -71,12 +71,12 @@ class DefinitionTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True, strict=True)
 
 
-def _retry_words(value: Any) -> Any:
-    """Return the keys of ours for other words that mean the same."""
+def _own_retry_keys(value: Any) -> Any:
+    """Return the table with our keys in place of synonyms."""
     if not isinstance(value, dict):
         return value
-    found = {_RETRY_WORDS.get(key, key): each for key, each in cast("dict[str, Any]", value).items()}
-    for key in _ATTEMPT_WORDS:
+    found = {_RETRY_SYNONYMS.get(key, key): each for key, each in cast("dict[str, Any]", value).items()}
+    for key in _ATTEMPT_SYNONYMS:
         if isinstance(attempts := found.get(key), int):
             found = {name: each for name, each in found.items() if name != key} | {"times": max(0, attempts - 1)}
     return found
@@ -108,7 +108,7 @@ class StepForm(DefinitionTable):
     type: str = Field(description="What it does")
     description: str = ""
     config: dict[str, Any] = Field({}, description="What its type needs")
-    retry: Annotated[Retry | None, BeforeValidator(_retry_words)] = None
+    retry: Annotated[Retry | None, BeforeValidator(_own_retry_keys)] = None
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="Interrupt its code after this long")
     on_error: OnError = "stop"
     repeat: bool = Field(False, description="Whether it may run again when it is not known how far it came")
@@ -487,8 +487,8 @@ def json_schema(types: Mapping[str, StepKind]) -> dict[str, Any]:
                 "then": {"properties": {"config": {"$ref": f"#/$defs/Config_{kind.name}"}}},
             }
         )
-    others = {word: definitions["Retry"]["properties"][ours] for word, ours in _RETRY_WORDS.items()}
-    attempts = {word: {"type": "integer", "minimum": 1} for word in _ATTEMPT_WORDS}
+    others = {key: definitions["Retry"]["properties"][ours] for key, ours in _RETRY_SYNONYMS.items()}
+    attempts = {key: {"type": "integer", "minimum": 1} for key in _ATTEMPT_SYNONYMS}
     definitions["Retry"]["properties"] |= {**others, **attempts}
     definitions["Step"] = {**step, "allOf": rules, "title": "Step"}
     schema["properties"]["steps"]["items"] = {"$ref": "#/$defs/Step"}
