@@ -13,7 +13,8 @@ from typing import Any
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.toolbox.texts import meant
-from belljar.workflows.definition import Definition, StepKind, SubWorkflow, parse
+from belljar.workflows.definition import Definition, StepKind, SubWorkflow
+from belljar.workflows.parser import parse
 from belljar.workflows.text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
