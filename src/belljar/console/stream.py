@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
-from belljar.console.pages import CellView, Pages
+from belljar.console.pages import Pages
+from belljar.console.views import CellView
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.monitor.base import UNFINISHED, Access, ExecutionEntry, Followed, Monitor
 from belljar.surfaces.event_streams import StreamShares, event_stream
