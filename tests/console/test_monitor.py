@@ -9,7 +9,8 @@ from calls import FORKS, Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
-from belljar.monitor.base import Access, Followed, Happening, Monitor, SessionFilter
+from belljar.monitor.base import Access, Monitor, SessionFilter
+from belljar.monitor.models import Followed, Happening
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
 from waiting import until

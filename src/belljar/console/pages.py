@@ -12,16 +12,10 @@ from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, high
 from belljar.console.templating import render
 from belljar.console.views import CellView, QuestionView, waterfall
 from belljar.errors import BelljarError, QuestionNotFound
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
-from belljar.monitor.base import (
-    Access,
-    ExecutionEntry,
-    InboxQuestion,
-    Monitor,
-    SessionDetail,
-    SessionEntry,
-    SessionFilter,
-)
+from belljar.monitor.base import Access, Monitor, SessionFilter
+from belljar.monitor.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50

@@ -17,7 +17,8 @@ from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highl
 from belljar.console.pages import Pages
 from belljar.console.views import CellView
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.monitor.base import UNFINISHED, Access, ExecutionEntry, Followed, Monitor
+from belljar.monitor.base import Access, Monitor
+from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5

@@ -5,8 +5,8 @@ import time
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.monitor.base import ExecutionEntry, RunningCell, SessionEntry
 from belljar.monitor.history import ExecutionRow
+from belljar.monitor.models import ExecutionEntry, RunningCell, SessionEntry
 from belljar.monitor.usage import UsageSampler
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry

@@ -10,17 +10,13 @@ from pydantic import JsonValue
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
+from belljar.executions.inbox import InboxQuestion
 from belljar.journal.session_records import iso_ms
 from belljar.models import Rewinding, SessionFork
-from belljar.monitor.base import (
-    Access,
-    Followed,
-    Happening,
-    InboxQuestion,
-    SessionEntry,
-)
+from belljar.monitor.base import Access
 from belljar.monitor.follower import SessionFollower
 from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for
+from belljar.monitor.models import Followed, Happening, SessionEntry
 from belljar.monitor.packages import installing_cell
 from belljar.sessions.session import Session
 

@@ -14,14 +14,24 @@ from pydantic import JsonValue
 from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.monitor.base import (
     MAX_COMPLETED_CHARS,
     MAX_MATCHES,
-    UNFINISHED,
     Access,
+    NotebookForm,
+    SessionFilter,
+    cursor_of,
+    place_of,
+)
+from belljar.monitor.decisions import read_decisions
+from belljar.monitor.entries import Entries
+from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
+from belljar.monitor.models import (
+    UNFINISHED,
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -29,21 +39,13 @@ from belljar.monitor.base import (
     FileListing,
     FilePart,
     Health,
-    InboxQuestion,
     NameCompletion,
-    NotebookForm,
     OutputLines,
     Server,
     SessionDetail,
     SessionEntry,
-    SessionFilter,
     UsageHistory,
-    cursor_of,
-    place_of,
 )
-from belljar.monitor.decisions import read_decisions
-from belljar.monitor.entries import Entries
-from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, list_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
