@@ -23,7 +23,7 @@ BY_STATE = "everything but variables and imports, because a session with a GPU i
 
 @dataclass(frozen=True, slots=True)
 class ForkedKernel:
-    """What the new session consists of, and what could not be copied."""
+    """What the new session consists of, and what did not come along."""
 
     folders: SessionFolders
     kernel: Kernel
