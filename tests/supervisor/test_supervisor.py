@@ -330,7 +330,7 @@ async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) ->
         "    try: supervisor.take('many')\n"
         "    except Exception as error: assert type(error).__name__ == 'SandboxUnavailable'\n"
         "    else: raise AssertionError('there is no room')\n"
-        "    assert supervisor.is_there\n"
+        "    assert supervisor.is_connected\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True) as server:
         _, complaints = server.communicate(timeout=60)

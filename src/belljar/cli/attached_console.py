@@ -132,8 +132,8 @@ class _Console:
     # Events of the session
 
     async def _print_events(self) -> None:
-        async with aclosing(self._attached.news()) as news:
-            async for item in news:
+        async with aclosing(self._attached.events()) as events:
+            async for item in events:
                 await self._print_event(item)
 
     async def _print_event(self, item: SessionEvent) -> None:

@@ -457,7 +457,7 @@ class Execution:
     async def _record(self, event: Event, kernel: Kernel, stopper: Stopper) -> None:
         """Record what the screens (filters for output) leave of an event; ask the person what `input()` then asks."""
         if self._gpu_use is not None:
-            self._gpu_use.hear(event)
+            self._gpu_use.on_event(event)
         for passed in await self._transcript.screens.apply(event):
             if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
                 # For the front ends that show widgets, if there are any; neither recorded nor shown to the agent.

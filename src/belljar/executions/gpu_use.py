@@ -40,7 +40,7 @@ class GpuUse:
                 outcome.gpu_memory_mb = peak.mb
         outcome.gpu_memory_mb = max(outcome.gpu_memory_mb, peak.mb)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Note an error of the cell."""
         if isinstance(event, Raised):
             self._has_raised, self._is_short = True, is_shortage(event.name, event.message)

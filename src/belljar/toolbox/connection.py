@@ -44,7 +44,7 @@ from belljar.toolbox.http_server import NOWHERE, open_address
 from belljar.toolbox.list_repair import RepairedStream, repair_content
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.server_config import Connectable, StdioServer
-from belljar.toolbox.server_process import LifeSigns, open_process
+from belljar.toolbox.server_process import ProbeResult, open_process
 from belljar.toolbox.upstream_questions import CallInFlight, CallsInFlight
 
 # Results of calls, for both versions of the protocol and both transports. Over pipes a call goes through `DirectCalls`,
@@ -184,7 +184,7 @@ class UpstreamConnection:
         self._limits = limits
         self._memory = memory
         self._direct_calls = DirectCalls()
-        self._signs = LifeSigns()
+        self._probe_result = ProbeResult()
         self._is_met = False
         self._is_modern_only = False
         self._results: CallResults | None = None
@@ -212,12 +212,12 @@ class UpstreamConnection:
     def may_be_older(self) -> bool:
         """Return whether a failed server may have failed because of the newer protocol's first request."""
         is_process = isinstance(self._server, StdioServer)
-        return is_process and not self._is_met and not self._is_modern_only and self._signs.has_read()
+        return is_process and not self._is_met and not self._is_modern_only and self._probe_result.has_read()
 
     @property
     def is_surely_legacy(self) -> bool:
         """Return whether the server speaks only the older protocol, and was not merely slow to answer in the newer."""
-        return self.is_legacy and not self._signs.has_answered_late
+        return self.is_legacy and not self._probe_result.has_answered_late
 
     async def open(self, *, is_legacy: bool) -> None:
         """Connect and read the catalogue. Raises UpstreamFailed after cleaning up."""
@@ -386,7 +386,7 @@ class UpstreamConnection:
                 limit_bytes=self._limits.message_bytes,
                 memory=self._memory,
                 direct_calls=self._direct_calls,
-                signs=self._signs,
+                probe_result=self._probe_result,
                 on_end=self._on_end,
             )
         return open_address(self._server, limit_bytes=self._limits.message_bytes, memory=self._memory)

@@ -71,7 +71,7 @@ class LiveRun:
         self.task: asyncio.Task[None] | None = None
         self._hold_s = hold_s
         self._changed = asyncio.Event()
-        self._poke = asyncio.Event()
+        self._woken = asyncio.Event()
         self._active = 0
         self._waiting = 0
         self._waiting_cells = 0
@@ -113,16 +113,16 @@ class LiveRun:
 
     # For whoever answers or stops it
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Have the run look at its record now."""
-        self._poke.set()
-        self._poke = asyncio.Event()
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     async def pause(self, wait_s: float) -> None:
-        """Wait until the run is poked, or `wait_s` have passed."""
+        """Wait until the run is woken, or `wait_s` have passed."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._poke.wait()
+                await self._woken.wait()
         except TimeoutError:
             pass
 

@@ -127,7 +127,7 @@ def _may_be_special(line: str) -> bool:
 _AT_START = frozenset(",;/")
 
 
-class _Forgetful(defaultdict[int, list[Any]]):
+class _DiscardedOutputs(defaultdict[int, list[Any]]):
     """A dict that stores nothing, because IPython 9 would keep every display in `history_manager.outputs`."""
 
     def __missing__(self, key: int) -> list[Any]:
@@ -316,7 +316,7 @@ def build_shell() -> Shell:
     shell: Any = Shell.instance(config=config)
     shell.input_transformer_manager = CellTransformer()
     if hasattr(shell.history_manager, "outputs"):
-        shell.history_manager.outputs = _Forgetful()
+        shell.history_manager.outputs = _DiscardedOutputs()
     # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.

@@ -109,7 +109,7 @@ class NamespaceProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             claimed = stack.pop_all()
@@ -148,7 +148,7 @@ class NamespaceProvider:
 
         Processes that enter a nested sandbox bring their limits, so these limits must be those of the nested ones, too.
         """
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             root_view = self._open_root_view(spec, stack)
@@ -162,7 +162,7 @@ class NamespaceProvider:
 
     async def open_nested(self, spec: SandboxSpec, parent: Sandbox) -> ForkedSandbox:
         """Make a sandbox that processes of the parent can enter. One nested in a nested one has its user."""
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         if not isinstance(parent, NamespaceSandbox) or not parent.level.depth:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no parent to be nested in")
         if parent.spec.devices:
