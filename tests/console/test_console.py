@@ -297,7 +297,7 @@ async def test_a_display_of_an_earlier_cell_is_updated_by_one_that_has_ended(pla
 
 async def test_looking_does_not_use_a_session(place: Place) -> None:
     session_id = await place.agent.new_session()
-    session = place.runtime.sessions.look_up(session_id)
+    session = place.runtime.sessions.find_open(session_id)
     assert session is not None
     used_at = session.lease.used_at
     async with place.operator() as browser:

@@ -354,7 +354,7 @@ async def test_code_of_every_kind_is_refused_or_run(place: Place) -> None:
 
 
 async def until_quiet(place: Place, session_id: str) -> None:
-    session = place.runtime.sessions.look_up(session_id)
+    session = place.runtime.sessions.find_open(session_id)
     assert session is not None
     await until(lambda: session.is_idle)
 

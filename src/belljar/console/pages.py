@@ -38,7 +38,7 @@ class ScriptProbe:
         self._monitor = monitor
         self._known: dict[tuple[str, str], bool] = {}
 
-    async def look(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
+    async def read_new(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
         """Read the stored pages among these events that are not known yet."""
         for name in stored_pages(events):
             if (execution_id, name) in self._known:
@@ -264,7 +264,7 @@ class Pages:
         excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
-            await self.probe.look(access, entry.execution_id, events)
+            await self.probe.read_new(access, entry.execution_id, events)
             output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)

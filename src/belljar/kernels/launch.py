@@ -1,6 +1,6 @@
 """Starting the runner in a sandbox: its command, its environment variables, the wait until it is ready.
 
-Also says in arguments how a process ended. Does not know what the runner is asked to do afterwards.
+Also says in words how a process ended. Does not know what the runner is asked to do afterwards.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ async def await_ready(
             while True:
                 for item in await wire.receive():
                     if isinstance(process, ForkedProcess) and wire.peer_pid:
-                        process.meet(wire.peer_pid)
+                        process.watch_pid(wire.peer_pid)
                     if isinstance(item, Stream):
                         output = (output + item.text)[-_MAX_OUTPUT_TAIL:]
                     elif isinstance(item, protocol.ReadyMessage):
@@ -120,7 +120,7 @@ def _output_hint(output: str) -> str:
 
 
 def cause_of(status: int) -> str:
-    """Describe an exit status in arguments."""
+    """Describe an exit status in words."""
     number = -status if status < 0 else status - 128 if status > 128 else 0
     with contextlib.suppress(ValueError):
         if number:

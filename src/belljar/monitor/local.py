@@ -111,7 +111,7 @@ class LocalMonitor(LocalViews):
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
         await self._row(access, session_id)
-        session = self._registry.look_up(session_id)
+        session = self._registry.find_open(session_id)
         if session is None:
             return []
         running = session.queue.running()
@@ -124,7 +124,7 @@ class LocalMonitor(LocalViews):
         """See `Monitor`."""
         row = await self._row(access, session_id)
         forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
-        if access.name and (session := self._registry.look_up(session_id)) is not None:
+        if access.name and (session := self._registry.find_open(session_id)) is not None:
             session.authors.note(f"{access.name} forked the session as {forked.session_id}")
         return forked
 

@@ -21,6 +21,7 @@ from belljar.models import ExecutionResult, OutputEvent
 from belljar.monitor.base import (
     MAX_COMPLETED_CHARS,
     MAX_MATCHES,
+    STREAM_CHARS,
     Access,
     NotebookForm,
     SessionFilter,
@@ -168,7 +169,7 @@ class LocalViews:
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
         row = await self._row(access, session_id, is_counted=True)
-        live, settings = self._registry.look_up(session_id), self._registry.settings
+        live, settings = self._registry.find_open(session_id), self._registry.settings
         entry = self._entries.session(row)
         return SessionDetail(
             **entry.model_dump(),
@@ -219,7 +220,9 @@ class LocalViews:
         await self._execution_row(access, execution_id)
         return await self._history.output(execution_id, since, limit)
 
-    async def excerpt(self, access: Access, execution_id: str, upto: int = 0, chars: int = 20_000) -> list[OutputEvent]:
+    async def excerpt(
+        self, access: Access, execution_id: str, upto: int = 0, chars: int = STREAM_CHARS
+    ) -> list[OutputEvent]:
         """See `Monitor`."""
         await self._execution_row(access, execution_id)
         return await self._history.excerpt(execution_id, upto, chars)
@@ -296,7 +299,7 @@ class LocalViews:
     async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
         """See `Monitor`. Neither wakes the session nor counts as its use."""
         await self._row(access, session_id)
-        session = self._registry.look_up(session_id)
+        session = self._registry.find_open(session_id)
         if session is None or len(code) > MAX_COMPLETED_CHARS or cursor > len(code):
             return NameCompletion()
         found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
@@ -306,7 +309,7 @@ class LocalViews:
 
     async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
         """See `Monitor`."""
-        row, live = await self._row(access, session_id), self._registry.look_up(session_id)
+        row, live = await self._row(access, session_id), self._registry.find_open(session_id)
         names = live.session_kernel.variables if live else row.variables
         return await list_variables(live, row.state, [*names], max(0, offset), min(max(1, limit), MAX_LISTED))
 
@@ -325,12 +328,12 @@ class LocalViews:
         """See `Monitor`."""
         await self._row(access, session_id)
         part = table_part(offset, limit, first_column, columns, order)
-        return await table_rows(self._registry.look_up(session_id), name, part)
+        return await table_rows(self._registry.find_open(session_id), name, part)
 
     async def packages(self, access: Access, session_id: str) -> PackageList:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        folders, name = self._registry.look(session_id, row.principal)
+        folders, name = self._registry.folders_and_environment(session_id, row.principal)
         environment = self._registry.environments.find_ready(name)
         return await asyncio.to_thread(list_packages, name, folders.layer, environment)
 
@@ -359,7 +362,7 @@ class LocalViews:
 
     async def _workspace(self, access: Access, session_id: str) -> Workspace:
         row = await self._row(access, session_id)
-        folders, _ = self._registry.look(session_id, row.principal)
+        folders, _ = self._registry.folders_and_environment(session_id, row.principal)
         return Workspace(folders.workspace)
 
 

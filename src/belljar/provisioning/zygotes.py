@@ -17,7 +17,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.kernels import protocol
 from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, hold_open, request_fork
-from belljar.kernels.ipython import IPythonKernel, meet_fork
+from belljar.kernels.ipython import IPythonKernel, await_fork
 from belljar.kernels.launch import runner_command, session_environment
 from belljar.kernels.wire import Wire
 from belljar.provisioning.sandbox_specs import SpecBuilder
@@ -95,7 +95,7 @@ class ZygoteProcess:
                 self.forks += 1
                 await request_fork(self._wire, fork_wire, forked, change, is_elsewhere=True, entry=nested.entry())
             try:
-                kernel = await meet_fork(fork_wire, forked, sandbox, environment)
+                kernel = await await_fork(fork_wire, forked, sandbox, environment)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.

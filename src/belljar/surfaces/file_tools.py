@@ -75,7 +75,7 @@ class FileTools:
     ) -> Answer:
         """Files in the session folder, sub-folders included."""
         try:
-            folders, _ = self._sessions.look(session_id, current_principal())
+            folders, _ = self._sessions.folders_and_environment(session_id, current_principal())
         except SessionNotFound as error:
             note_refusal(error)
             return error_blocks(error, {"session_id": session_id[:64], "files": []})

@@ -36,7 +36,7 @@ from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spill_large
 from belljar.toolbox.question_subjects import QuestionSubject, call_subject
-from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
+from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
 
 # The execution that calls belong to, and the questions that servers ask during its calls.
@@ -292,13 +292,15 @@ class Broker:
             return found
         known = catalogue.servers.get(server)
         if known is None:
-            raise CallFailed("unknown", f"there is no such server{meant(server, catalogue.servers)}")
+            raise CallFailed("unknown", f"there is no such server{suggestion(server, catalogue.servers)}")
         if known.is_connecting:
             still = self._catalogue.upstreams.still_connecting(server)
             raise CallFailed("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
         if known.error:
             raise CallFailed("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
-        raise CallFailed("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")
+        raise CallFailed(
+            "unknown", f"the server has no such tool{suggestion(tool, [each.name for each in known.tools])}"
+        )
 
     def _check_arguments(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
         parameters = self._parameters.get((tool.server, tool.name))

@@ -93,7 +93,7 @@ class Report:
 
     @property
     def status(self) -> str:
-        """Return its status as the data plane arguments it."""
+        """Return its status as the data plane words it."""
         if self.result.status == "running":
             return "Running" if self.has_started else "NotStarted"
         return _STATUSES[self.result.status]
