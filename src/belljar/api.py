@@ -245,7 +245,7 @@ class LocalSession(SessionBase):
         """See `SessionHandle`."""
         session = await self._session()
         # The askers are cancelled when this call first waits: by then the executions are interrupted.
-        self._askers.take_back()
+        self._askers.withdraw()
         return [execution.id for execution in await session.interrupt()]
 
     # Files
@@ -280,7 +280,7 @@ class LocalSession(SessionBase):
     async def install(self, packages: Sequence[str]) -> list[InstallOutcome]:
         """See `SessionHandle`."""
         session = await self._session()
-        with session.held():
+        with session.in_use():
             return (await install_packages(self._runtime.starter, session, as_list(packages))).outcomes
 
     # Other states

@@ -236,7 +236,7 @@ class OutputStream:
 
 
 class Asker:
-    """Puts the questions of one cell to its caller, until an interrupt takes them back."""
+    """Puts the questions of one cell to its caller, until an interrupt withdraws them."""
 
     def __init__(self, on_input: OnInput | None) -> None:
         self._on_input = on_input
@@ -250,7 +250,7 @@ class Asker:
             return await self._on_input(prompt)
         return None
 
-    def take_back(self) -> None:
+    def withdraw(self) -> None:
         """Withdraw the current question and all later ones, because the cell is being stopped."""
         self._scope.cancel()
 
@@ -271,10 +271,10 @@ class Askers:
         finally:
             self._askers.discard(asker)
 
-    def take_back(self) -> None:
+    def withdraw(self) -> None:
         """Withdraw the questions of all cells, because every cell of the session is being stopped."""
         for asker in self._askers:
-            asker.take_back()
+            asker.withdraw()
 
 
 def as_list(packages: Sequence[str]) -> list[str]:

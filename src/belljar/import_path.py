@@ -28,10 +28,10 @@ def leave_working_directory() -> None:
 
 
 def _is_module_argument(name: str) -> bool:
-    words = sys.orig_argv
-    return f"-m{name}" in words or any(
-        word.startswith("-") and word.endswith("m") and following == name
-        for word, following in itertools.pairwise(words)
+    arguments = sys.orig_argv
+    return f"-m{name}" in arguments or any(
+        argument.startswith("-") and argument.endswith("m") and following == name
+        for argument, following in itertools.pairwise(arguments)
     )
 
 

@@ -257,8 +257,8 @@ class Plugins:
         if plugin.is_core:
             return value
         reason = str(value.reason)[:_REASON_CHARS] or "it gives no reason"
-        words = "" if value.decision == "allow" else f"the plugin {plugin.name}: {reason}"
-        return Verdict(value.decision, words, f"plugin:{plugin.name}")
+        shown = "" if value.decision == "allow" else f"the plugin {plugin.name}: {reason}"
+        return Verdict(value.decision, shown, f"plugin:{plugin.name}")
 
     # Tool calls
 

@@ -285,8 +285,8 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
     if not settings.keep_alive:
         yield NoHandover()
         return
-    if (gap := keep_alive_gap(provider)) or not isinstance(provider, HandoverProvider):
-        raise SettingsError(f"keep_alive cannot be used: {gap}", hint=KEEP_ALIVE_HINT)
+    if (problem := keep_alive_problem(provider)) or not isinstance(provider, HandoverProvider):
+        raise SettingsError(f"keep_alive cannot be used: {problem}", hint=KEEP_ALIVE_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
             log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
@@ -302,7 +302,7 @@ def _tree_directory(run: "Run", handover: Handover) -> TreeDirectory:
     return TreeDirectory(run.folder.name, run.living, handover.deposit_tree, handover.has_any)
 
 
-def keep_alive_gap(provider: Provider) -> str:
+def keep_alive_problem(provider: Provider) -> str:
     """Return why sandboxes cannot outlive the server; empty when they can."""
     if not isinstance(provider, HandoverProvider):
         return f"a sandbox of {provider.name} cannot be handed on from one server to the next, only one of namespaces"

@@ -65,13 +65,13 @@ async def session(runtime: Runtime) -> Session:
 async def attached_to(
     runtime: Runtime, session: Session
 ) -> AsyncIterator[tuple[AttachedSession, AsyncIterator[SessionEvent]]]:
-    """Over the socket, as another process would; and the news it brings."""
+    """Over the socket, as another process would; and the events it brings."""
     async with (
         asyncio.timeout(DEADLINE_S),
         open_attachment(runtime.settings.data_directory, session.id[:12]) as attached,
-        aclosing(attached.news()) as news,
+        aclosing(attached.events()) as events,
     ):
-        yield attached, news
+        yield attached, events
 
 
 def _submitted(session: Session, code: str, *, allow_input: bool = False) -> Execution:
@@ -85,11 +85,11 @@ async def _ran(session: Session, code: str) -> Execution:
     return execution
 
 
-async def _until_end(news: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
+async def _until_end(events: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
     """What is told of the next cell."""
     told: list[SessionEvent] = []
     while not told or not isinstance(told[-1], ExecutionEnded):
-        told.append(await anext(news))
+        told.append(await anext(events))
     return told
 
 
@@ -103,9 +103,9 @@ def _outputs(told: list[SessionEvent]) -> list[tuple[str, object]]:
 
 async def test_variables_are_shared_both_ways(runtime: Runtime, session: Session) -> None:
     await _ran(session, "shared = 20")
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         await attached.execute("shared += 1\nprint('mine')\nshared", allow_input=False)
-        told = await _until_end(news)
+        told = await _until_end(events)
     assert isinstance(told[0], ExecutionStarted)
     assert told[0].is_own
     assert _outputs(told) == [("stream", "mine\n"), ("execute_result", {"text/plain": "21"})]
@@ -115,9 +115,9 @@ async def test_variables_are_shared_both_ways(runtime: Runtime, session: Session
 async def test_a_persons_cell_is_on_record_as_theirs_and_the_agent_is_told_once(
     runtime: Runtime, session: Session
 ) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         execution_id = await attached.execute("1", allow_input=False)
-        await _until_end(news)
+        await _until_end(events)
     first = next(runtime.sessions.journal.events(execution_id))
     assert first.kind == "notice"
     author = str(first.data["author"])
@@ -128,9 +128,9 @@ async def test_a_persons_cell_is_on_record_as_theirs_and_the_agent_is_told_once(
 
 
 async def test_what_the_agent_runs_is_seen_by_the_person(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         execution = _submitted(session, "print('a')\ndisplay({'text/html': '<b>'}, raw=True)\n1 / 0")
-        told = await _until_end(news)
+        told = await _until_end(events)
         count = attached.count
     assert told[0] == ExecutionStarted(execution_id=execution.id, code=execution.cell.code, count=count, is_own=False)
     assert _outputs(told) == [
@@ -148,19 +148,19 @@ async def test_who_comes_while_a_cell_runs_sees_all_of_it(runtime: Runtime, sess
     execution = _submitted(session, f"print('early', flush=True)\n{_until(gate.name)}\nprint('late')")
     while not execution.sequence:
         await execution.wait_for_change(DEADLINE_S)
-    async with attached_to(runtime, session) as (_, news):
+    async with attached_to(runtime, session) as (_, events):
         gate.touch()
-        told = await _until_end(news)
+        told = await _until_end(events)
     assert "".join(str(text) for _, text in _outputs(told)) == "early\nlate\n"
 
 
 async def test_a_persons_cell_waits_for_its_turn(runtime: Runtime, session: Session) -> None:
     gate = session.folders.workspace / "turn"
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         agents = _submitted(session, f"order = ['agent']\n{_until(gate.name)}")
         own = await attached.execute("order.append('person')", allow_input=False)
         gate.touch()
-        first, second = await _until_end(news), await _until_end(news)
+        first, second = await _until_end(events), await _until_end(events)
     assert [first[0].execution_id, second[0].execution_id] == [agents.id, own]
     assert (await _ran(session, "order")).result().result == "['agent', 'person']"
 
@@ -168,44 +168,44 @@ async def test_a_persons_cell_waits_for_its_turn(runtime: Runtime, session: Sess
 async def test_names_are_completed_and_explained_between_cells_only(runtime: Runtime, session: Session) -> None:
     gate = session.folders.workspace / "names"
     await _ran(session, "elephants = 2\ndef water():\n    'Give it a little.'")
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         found = await attached.complete("1 + eleph", 9)
         assert (found.matches, found.start, found.end) == (["elephants"], 4, 9)
         assert "Give it a little." in str((await attached.inspect("water", 3)).data["text/plain"])
         assert await attached.check("if x:") == CompletenessReply(status="incomplete", indent="    ")
         running = _submitted(session, _until(gate.name))
-        assert isinstance(await anext(news), ExecutionStarted)
+        assert isinstance(await anext(events), ExecutionStarted)
         assert (await attached.complete("1 + eleph", 9)).matches == []
         assert await attached.inspect("water", 3) == InspectionReply(data={})
         assert (await attached.check("if x:")).status == "unknown"
         gate.touch()
-        await _until_end(news)
+        await _until_end(events)
     assert running.result().status == "ok"
 
 
 async def test_a_person_can_interrupt_the_agent(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         execution = _submitted(session, "print('on', flush=True)\nwhile True: pass")
-        while not isinstance(await anext(news), ExecutionOutput):
+        while not isinstance(await anext(events), ExecutionOutput):
             pass
         await attached.interrupt()
-        told = await _until_end(news)
+        told = await _until_end(events)
     assert isinstance(told[-1], ExecutionEnded)
     assert told[-1].status == "interrupted"
     assert execution.result().status == "interrupted"
 
 
 async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         agents = _submitted(session, "input('agent? ')", allow_input=True)
         while agents.question is None:
             await agents.wait_for_change(DEADLINE_S)
         await attached.answer(agents.id, "not yours to answer", agents.question_number)
         agents.answer("yes")
-        assert not any(isinstance(item, QuestionAsked) for item in await _until_end(news))
+        assert not any(isinstance(item, QuestionAsked) for item in await _until_end(events))
         own = await attached.execute("input('person? ')", allow_input=True)
         told: list[SessionEvent] = []
-        while not isinstance(item := await anext(news), ExecutionEnded):
+        while not isinstance(item := await anext(events), ExecutionEnded):
             told.append(item)
             if isinstance(item, QuestionAsked):
                 await attached.answer(own, "me", item.question)
@@ -217,10 +217,10 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
 
 
 async def test_an_answer_to_a_question_that_is_over_is_none_to_the_next(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         own = await attached.execute("input('first? ')\ninput('second? ')", allow_input=True)
         told: list[SessionEvent] = []
-        while not isinstance(item := await anext(news), ExecutionEnded):
+        while not isinstance(item := await anext(events), ExecutionEnded):
             told.append(item)
             if isinstance(item, QuestionAsked) and item.question == 1:
                 await attached.answer(own, "one", 1)
@@ -231,9 +231,9 @@ async def test_an_answer_to_a_question_that_is_over_is_none_to_the_next(runtime:
 
 
 async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         own = await attached.execute("input('person? ')", allow_input=True)
-        while not isinstance(await anext(news), QuestionAsked):
+        while not isinstance(await anext(events), QuestionAsked):
             pass
     execution = session.queue.find(own)
     assert execution is not None
@@ -243,11 +243,11 @@ async def test_a_question_is_declined_when_the_person_leaves(runtime: Runtime, s
 
 
 async def test_a_cell_that_is_refused_is_an_error_and_the_hold_stays(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         with pytest.raises(InvalidArgument, match="the limit is"):
             await attached.execute("x" * 10_000_000, allow_input=False)
         await attached.execute("1", allow_input=False)
-        assert (await _until_end(news))[-1].kind == "ended"
+        assert (await _until_end(events))[-1].kind == "ended"
 
 
 async def test_a_session_that_is_shared_does_not_expire(default_environment: Environment, tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ async def test_a_session_that_is_shared_does_not_expire(default_environment: Env
 async def test_the_end_of_a_session_ends_its_news(runtime: Runtime) -> None:
     session = runtime.sessions.create(AGENT)
     await _ran(session, "1")
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         await runtime.sessions.clear(session.id, AGENT)
-        assert [item async for item in news] == [SessionEnded()]
+        assert [item async for item in events] == [SessionEnded()]
         with pytest.raises(EngineError, match="hung up"):
             await attached.execute("1", allow_input=False)
 
@@ -273,10 +273,10 @@ async def test_a_session_is_opened_on_the_server_and_ends_with_its_holder(runtim
     async with (
         asyncio.timeout(DEADLINE_S),
         open_served(runtime.settings.data_directory) as attached,
-        aclosing(attached.news()) as news,
+        aclosing(attached.events()) as events,
     ):
         await attached.execute("1 + 1", allow_input=False)
-        told = await _until_end(news)
+        told = await _until_end(events)
         assert attached.session_id in {session.id for session in runtime.sessions.all()}
     assert _outputs(told) == [("execute_result", {"text/plain": "2"})]
     assert attached.session_id not in {session.id for session in runtime.sessions.all()}

@@ -57,9 +57,9 @@ async def attached_to(
     async with (
         asyncio.timeout(DEADLINE_S),
         open_attachment(runtime.settings.data_directory, session.id) as attached,
-        aclosing(attached.news()) as news,
+        aclosing(attached.events()) as events,
     ):
-        yield attached, news
+        yield attached, events
 
 
 async def _ran(session: Session, code: str) -> Execution:
@@ -69,10 +69,10 @@ async def _ran(session: Session, code: str) -> Execution:
     return execution
 
 
-async def _until(kind: type[ExecutionEnded | CommHeard], news: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
+async def _until(kind: type[ExecutionEnded | CommHeard], events: AsyncIterator[SessionEvent]) -> list[SessionEvent]:
     told: list[SessionEvent] = []
     while not told or not isinstance(told[-1], kind):
-        told.append(await anext(news))
+        told.append(await anext(events))
     return told
 
 
@@ -103,9 +103,9 @@ async def test_what_a_widget_clears_inside_of_it_stays_in_the_agents_result(sess
 
 async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime: Runtime, session: Session) -> None:
     await _ran(session, "moves = []\nslider.observe(lambda change: (moves.append(change['new']), print('!')), 'value')")
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         await attached.send_comm("one", _moved(await _model(attached), 7))
-        told = await _until(CommHeard, news)
+        told = await _until(CommHeard, events)
     assert _outputs(told) == ["comm_msg", "stream"]
     assert {item.execution_id for item in told if isinstance(item, ExecutionOutput)} == {"one"}
     after = (await _ran(session, "moves")).result()
@@ -115,11 +115,11 @@ async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime:
 
 
 async def test_what_one_does_all_see_between_the_cells_it_was_done_between(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (one, _), attached_to(runtime, session) as (_, news):
+    async with attached_to(runtime, session) as (one, _), attached_to(runtime, session) as (_, events):
         await one.send_comm("two", _moved(await _model(one), 5))
-        assert (await _until(CommHeard, news))[-1] == CommHeard(request_id="two")
+        assert (await _until(CommHeard, events))[-1] == CommHeard(request_id="two")
         execution = await _ran(session, "print('a')\nslider.value = 6\nprint('b')")
-        told = await _until(ExecutionEnded, news)
+        told = await _until(ExecutionEnded, events)
     assert isinstance(told[0], ExecutionStarted)
     assert told[0].execution_id == execution.id
     said = [
@@ -131,7 +131,7 @@ async def test_what_one_does_all_see_between_the_cells_it_was_done_between(runti
 
 
 async def test_a_word_to_a_widget_waits_for_the_cell_that_runs(runtime: Runtime, session: Session) -> None:
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         model = await _model(attached)
         running = session.submit(make_cell(session.settings, "input()", allow_input=True))
         while running.question is None:
@@ -139,7 +139,7 @@ async def test_a_word_to_a_widget_waits_for_the_cell_that_runs(runtime: Runtime,
         await attached.send_comm("three", _moved(model, 1))
         assert await attached.comms() == {}
         running.answer("go on")
-        told = await _until(CommHeard, news)
+        told = await _until(CommHeard, events)
     assert [type(item) for item in told if not isinstance(item, ExecutionOutput)] == [
         ExecutionStarted,
         ExecutionEnded,
@@ -153,11 +153,11 @@ PIPES = "import os, threading\nfor name in ('go', 'done'):\n    if not os.path.e
 
 async def test_a_thread_has_a_widget_say_something_between_cells(runtime: Runtime, session: Session) -> None:
     code = f"{PIPES}def work():\n    open('go').read()\n    slider.value = 50\nthreading.Thread(target=work).start()"
-    async with attached_to(runtime, session) as (_, news):
+    async with attached_to(runtime, session) as (_, events):
         await _ran(session, code)
-        await _until(ExecutionEnded, news)
+        await _until(ExecutionEnded, events)
         await asyncio.to_thread((session.folders.workspace / "go").write_text, "on")
-        said = await anext(news)
+        said = await anext(events)
     assert isinstance(said, ExecutionOutput)
     assert (said.execution_id, said.content["data"]["state"]) == ("", {"value": 50})
 
@@ -184,10 +184,10 @@ async def _turning(runtime: Runtime) -> tuple[Session, str]:
 
 async def test_callbacks_that_never_end_do_not_keep_their_session_from_going_to_sleep(runtime: Runtime) -> None:
     session, model = await _turning(runtime)
-    async with attached_to(runtime, session) as (attached, news):
+    async with attached_to(runtime, session) as (attached, events):
         for value in (1, 2):  # one that runs, and one that waits behind it
             await attached.send_comm(f"turn {value}", _moved(model, value))
-        while _outputs([await anext(news)]) != ["stream"]:
+        while _outputs([await anext(events)]) != ["stream"]:
             pass
         report = await hibernate(session, runtime.sessions.records, "it was time")
     assert report is not None
@@ -199,9 +199,9 @@ async def test_a_callback_that_never_ends_does_not_cost_the_next_server_the_sess
 ) -> None:
     monkeypatch.setattr(session_kernel, "CATCH_UP_S", 2.0)
     session, model = await _turning(runtime)
-    async with attached_to(runtime, session) as (_, news):
+    async with attached_to(runtime, session) as (_, events):
         hearing = session.queue.run_aside(session.comms.deliver("turn", _moved(model, 1)))
-        while _outputs([await anext(news)]) != ["stream"]:
+        while _outputs([await anext(events)]) != ["stream"]:
             pass
         hearing.cancel()  # as if the server that listens were gone
         async with session.turn:

@@ -103,7 +103,7 @@ def test_none_is_removed_while_sessions_are_kept_for_the_next_server(belljar: Be
         supervisor.store("session:one", Deposit({}, is_session=True))
         supervisor.close()
         outcome = belljar("env", "remove", "made")
-        assert supervisor.attend()
+        assert supervisor.connect_or_start()
         supervisor.drop("session:one")
 
     assert outcome.code == 2

@@ -17,7 +17,7 @@ from belljar.console.frames import _follows_theme
 from belljar.console.server import ServedConsole
 from belljar.environments import Environment
 from belljar.settings import hash_key
-from belljar.surfaces.auth.browser import BrowserSignIn, WrongGuesses
+from belljar.surfaces.auth.browser import BrowserSignIn, FailedSignIns
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -297,7 +297,7 @@ async def test_a_display_of_an_earlier_cell_is_updated_by_one_that_has_ended(pla
 
 async def test_looking_does_not_use_a_session(place: Place) -> None:
     session_id = await place.agent.new_session()
-    session = place.runtime.sessions.look_up(session_id)
+    session = place.runtime.sessions.find_open(session_id)
     assert session is not None
     used_at = session.lease.used_at
     async with place.operator() as browser:
@@ -463,11 +463,11 @@ async def test_the_other_pages_show_what_there_is(place: Place, ran: dict[str, s
 
 
 async def test_wrong_keys_are_slowed_down(place: Place) -> None:
-    place.console.sign_in.guesses = WrongGuesses()
+    place.console.sign_in.failures = FailedSignIns()
     async with place.browser() as browser:
         statuses = [(await browser.post("/console/enter", data={"key": f"wrong{n}"})).status_code for n in range(12)]
     assert statuses == [401] * 10 + [429] * 2
-    place.console.sign_in.guesses = WrongGuesses()
+    place.console.sign_in.failures = FailedSignIns()
 
 
 def test_templates_mark_nothing_safe_and_scripts_parse_no_text_into_the_page() -> None:

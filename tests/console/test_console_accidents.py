@@ -193,7 +193,7 @@ async def test_a_page_open_all_night_lets_the_session_fall_asleep(
         await expect(inbox.locator("#others .session")).to_have_count(1)
         for path in ("", "/files", "/timeline"):
             await page.goto(f"{place.url}/console/sessions/{ran.session_id}{path}")
-        assert place.runtime.sessions.look_up(ran.session_id) is None
+        assert place.runtime.sessions.find_open(ran.session_id) is None
         # Only an act wakes it, and then everything is there.
         await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
         await page.locator("#code").fill("print(precious)")

@@ -21,7 +21,7 @@ from playwright.async_api import Browser, expect
 
 from belljar.environments import Environment
 from belljar.settings import hash_key
-from belljar.surfaces.auth.browser import WrongGuesses
+from belljar.surfaces.auth.browser import FailedSignIns
 from waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -297,7 +297,7 @@ async def test_forged_places_are_refused_or_start_anew(place: Place, place_name:
 
 
 async def test_a_thousand_guesses_of_a_key_get_nowhere_and_keep_nobody_else_out(place: Place) -> None:
-    place.console.sign_in.guesses = WrongGuesses()
+    place.console.sign_in.failures = FailedSignIns()
     async with place.browser() as browser:
         statuses = [(await browser.post("/console/enter", data={"key": f"{n}"})).status_code for n in range(1_000)]
         assert statuses == [401] * 10 + [429] * 990
@@ -308,7 +308,7 @@ async def test_a_thousand_guesses_of_a_key_get_nowhere_and_keep_nobody_else_out(
         assert script.status_code == 200
         for token, status in (("x" * 43, 401), ("x" * 20_000, 401), (place.console.sign_in.links.make(), 303)):
             assert (await browser.post("/console/enter", data={"token": token})).status_code == status
-    place.console.sign_in.guesses = WrongGuesses()
+    place.console.sign_in.failures = FailedSignIns()
 
 
 async def test_a_link_that_is_used_by_many_at_once_lets_one_in(place: Place) -> None:
@@ -323,7 +323,7 @@ async def test_a_link_that_is_used_by_many_at_once_lets_one_in(place: Place) -> 
         for _ in range(8):
             tasks.start_soon(enter)
     assert sorted(statuses) == [303, *[401] * 7]
-    place.console.sign_in.guesses = WrongGuesses()
+    place.console.sign_in.failures = FailedSignIns()
 
 
 async def test_code_of_every_kind_is_refused_or_run(place: Place) -> None:
@@ -354,7 +354,7 @@ async def test_code_of_every_kind_is_refused_or_run(place: Place) -> None:
 
 
 async def until_quiet(place: Place, session_id: str) -> None:
-    session = place.runtime.sessions.look_up(session_id)
+    session = place.runtime.sessions.find_open(session_id)
     assert session is not None
     await until(lambda: session.is_idle)
 

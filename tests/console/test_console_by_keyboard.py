@@ -45,7 +45,7 @@ async def place(
     folder = tmp_path_factory.mktemp("keyboard")
     (folder / "policy.toml").write_text(POLICY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with opened_place(
             default_environment,
             folder,
@@ -138,7 +138,7 @@ async def test_no_page_breaks_a_rule_for_access_in_any_theme_width_or_state(
         await expect(stranger.get_by_role("alert")).to_be_visible()
         faults += [(view["color_scheme"], width, "refused", fault) for fault in await violations(stranger, axe)]
         await stranger.context.close()
-    place.console.sign_in.guesses = type(place.console.sign_in.guesses)()
+    place.console.sign_in.failures = type(place.console.sign_in.failures)()
     assert not faults, "\n".join(map(str, faults))
 
 

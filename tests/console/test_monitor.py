@@ -9,7 +9,8 @@ from calls import FORKS, Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
-from belljar.monitor.base import Access, Followed, Happening, Monitor, SessionFilter
+from belljar.monitor.base import Access, Monitor, SessionFilter
+from belljar.monitor.models import Followed, Happening
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
 from waiting import until
@@ -250,7 +251,7 @@ async def test_names_are_completed_without_waking_or_using_the_session(
 ) -> None:
     session_id = await agent.new_session()
     await agent.execute("umbrella = 1\numbrage = 2", session_id)
-    session = runtime.sessions.look_up(session_id)
+    session = runtime.sessions.find_open(session_id)
     assert session is not None
     used_at = session.lease.used_at
     found = await monitor.complete(OPERATOR, session_id, "x = umbr", 8)

@@ -12,7 +12,8 @@ import pytest
 from consoles import Place, opened_place
 
 from belljar.environments import Environment
-from belljar.monitor.base import Access, InboxQuestion
+from belljar.executions.inbox import InboxQuestion
+from belljar.monitor.base import Access
 from belljar.monitor.remote import RemoteMonitor
 from belljar.toolbox.question_subjects import SubjectFinding, call_subject, code_subject
 from waiting import until

@@ -273,7 +273,7 @@ async def test_looking_neither_uses_wakes_nor_waits_for_a_session(looker: Looker
     fresh = await looker.get(f"{session_id}/variables")
     assert (fresh["state"] in ("not started", "live"), fresh["items"]) == (True, [])  # one may wait in the pool
     await looker.agent.execute("x = 1\nnames = globals()\nfor n in range(100_000): names[f'v{n}'] = n", session_id)
-    session = looker.place.runtime.sessions.look_up(session_id)
+    session = looker.place.runtime.sessions.find_open(session_id)
     assert session is not None
     used_at, count = session.lease.used_at, session.count
     began = time.monotonic()
@@ -302,7 +302,7 @@ async def test_a_sleeping_session_tells_its_names_and_sleeps_on(
     folder = tmp_path_factory.mktemp("asleep")
     async with looking(default_environment, folder, hibernate=True) as looker:
         ran = await looker.agent.execute("kept = 1")
-        session = looker.place.runtime.sessions.look_up(ran.session_id)
+        session = looker.place.runtime.sessions.find_open(ran.session_id)
         assert session is not None
         await looker.place.runtime.sessions.closer.retire(session, "was idle")
         told = await looker.get(f"{ran.session_id}/variables")
@@ -310,7 +310,7 @@ async def test_a_sleeping_session_tells_its_names_and_sleeps_on(
         assert "does not wake" in told["note"]
         assert (await looker.get(f"{ran.session_id}/variables/kept/rows", 409))["error"]["message"]
         assert (await looker.get(f"{ran.session_id}/packages"))["pins"] == []
-        assert looker.place.runtime.sessions.look_up(ran.session_id) is None
+        assert looker.place.runtime.sessions.find_open(ran.session_id) is None
 
 
 async def test_a_runner_that_lies_about_variables_is_cut_off(looker: Looker) -> None:

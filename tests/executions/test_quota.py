@@ -57,7 +57,7 @@ async def test_what_one_cell_wrote_does_not_stop_the_next(tmp_path: Path) -> Non
         (tmp_path / "small").write_bytes(bytes(1))
         await until(lambda: quota.used > 0)
         (tmp_path / "file").write_bytes(bytes(3 * MEBIBYTE))
-        await quota.look()  # as after every cell
+        await quota.measure()  # as after every cell
         (tmp_path / "small").unlink()
         used = quota.used
         await until(lambda: quota.used != used)  # the watch has looked again

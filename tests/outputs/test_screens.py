@@ -5,13 +5,13 @@ import re
 import pytest
 
 from belljar.outputs.events import Event, Stream
-from belljar.outputs.recorder import Screens, TailKeeper
+from belljar.outputs.recorder import Screens, TailBuffer
 
 pytestmark = pytest.mark.anyio
 
 
-def keeper() -> TailKeeper:
-    return TailKeeper("\n,", longest=10, spans=lambda text: [match.span() for match in re.finditer(r"\d+", text)])
+def keeper() -> TailBuffer:
+    return TailBuffer("\n,", longest=10, spans=lambda text: [match.span() for match in re.finditer(r"\d+", text)])
 
 
 def test_text_goes_out_as_far_as_nothing_can_go_on() -> None:
@@ -37,7 +37,7 @@ def test_something_without_end_is_not_held_back_for_ever() -> None:
 
 
 def test_an_escape_sequence_is_not_taken_apart() -> None:
-    tail = TailKeeper(";\n", longest=10, spans=lambda _: [])
+    tail = TailBuffer(";\n", longest=10, spans=lambda _: [])
     assert tail.feed("a;\x1b[1;3") == "a;"
     assert tail.feed("1mred\n") == "\x1b[1;31mred\n"
 

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from belljar.policy.decision_log import FILE, DecisionLog
-from belljar.policy.guard import Guard, rulebook
+from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.policy_file import parse_policy
 
 POLICY = '[[tools]]\nmatch = "mail.*"\ndecision = "ask"\n[[code]]\ncalls = "eval"\ndecision = "warn"'
 
 
 def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path) -> None:
-    guard = Guard(rulebook(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "someone@example.com")
+    guard = Guard(
+        compile_policy(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "someone@example.com"
+    )
     verdict = guard.judge("mail", "send", {"to": "a-secret"}, read_only=False, destructive=True)
     guard.record_decision("mail", "send", verdict, "declined")
     (line,) = (tmp_path / FILE).read_text().splitlines()
@@ -33,7 +35,7 @@ def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path)
 
 @pytest.mark.anyio
 async def test_findings_in_code_are_kept_with_their_line_and_without_the_code(tmp_path: Path) -> None:
-    guard = Guard(rulebook(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "me")
+    guard = Guard(compile_policy(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "me")
     guard.record_code_decision("execution-1", await guard.examine("x = 1\neval('my secret')", ""), "allowed")
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)

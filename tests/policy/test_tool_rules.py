@@ -7,13 +7,13 @@ import pytest
 
 from belljar.hooks import Verdict
 from belljar.policy.decision_log import DecisionLog
-from belljar.policy.guard import Guard, Rulebook, rulebook
+from belljar.policy.guard import CompiledPolicy, Guard, compile_policy
 from belljar.policy.guard_state import GuardState
 from belljar.policy.policy_file import parse_policy
 
 
-def book(text: str) -> Rulebook:
-    return rulebook(parse_policy(text, "policy.toml").policy)
+def book(text: str) -> CompiledPolicy:
+    return compile_policy(parse_policy(text, "policy.toml").policy)
 
 
 def guard(text: str) -> Guard:
@@ -210,7 +210,7 @@ def test_a_yes_holds_for_the_session_where_the_rule_says_so() -> None:
 
 
 def test_counts_yeses_and_names_outlive_the_guard_and_go_to_forks(tmp_path: Path) -> None:
-    shared = rulebook(
+    shared = compile_policy(
         parse_policy('[[tools]]\nmatch = "*"\nmax_calls = 1\n[[code]]\ncalls = "os.system"', "p").policy,
         log=DecisionLog(tmp_path),
     )
@@ -224,7 +224,9 @@ def test_counts_yeses_and_names_outlive_the_guard_and_go_to_forks(tmp_path: Path
 
 
 def test_no_number_of_names_makes_a_guard_forget_what_it_counted(tmp_path: Path) -> None:
-    shared = rulebook(parse_policy('[[tools]]\nmatch = "*"\nmax_calls = 1', "p").policy, log=DecisionLog(tmp_path))
+    shared = compile_policy(
+        parse_policy('[[tools]]\nmatch = "*"\nmax_calls = 1', "p").policy, log=DecisionLog(tmp_path)
+    )
     memory = GuardState(tmp_path)
     names = memory.names.copy()
     names.origins |= {f"name_{number}": {f"{'x' * 190}{each}" for each in range(16)} for number in range(5_000)}

@@ -136,7 +136,7 @@ async def test_the_servers_variables_are_not_there_but_the_indexs_are(
         monkeypatch.setenv(name, "https://a-secret.test")
     monkeypatch.setenv("UV_INDEX_MIRROR_PASSWORD", "for the index")
 
-    words = (await inside("print(dict(os.environ), os.listdir(os.environ['HOME']))")).words
+    words = (await inside("print(dict(os.environ), os.listdir(os.environ['HOME']))")).output
 
     assert "secret" not in words
     assert "for the index" in words
@@ -149,7 +149,7 @@ async def test_the_hosts_files_are_not_there(index: type[Site], inside: RunInsid
     hidden = [tmp_path / "secret.txt", layer, Path("/etc/shadow"), Path("/proc/1/root/etc/shadow")]
 
     code = f"print([os.path.exists(path) for path in {[*map(str, hidden)]}], sorted(os.listdir('/')), os.getcwd())"
-    words = (await inside(code)).words
+    words = (await inside(code)).output
 
     assert words.startswith(f"{[False] * len(hidden)} ")
     assert "'mnt'" in words
@@ -177,7 +177,7 @@ print(attempt(lambda: urllib.request.urlopen(INDEX + "/lamp/", timeout=5).status
 """
     with site(tmp_path) as (port, other):
         answer = await inside(code.replace("PORT", str(port)))
-    direct, far, forbidden, metadata, allowed = answer.words.splitlines()
+    direct, far, forbidden, metadata, allowed = answer.output.splitlines()
 
     assert "ConnectionRefused" in direct
     assert "unreachable" in far
@@ -287,8 +287,8 @@ async def test_a_folder_of_wheels_is_shown_and_cannot_be_written(
     code = f"print(sorted(os.listdir({str(folder)!r})))\nopen({str(folder / 'lamp' / 'planted')!r}, 'w')"
     answer = await inside(code)
 
-    assert answer.words.startswith("['ipython', 'lamp']\n")
-    assert "Read-only file system" in answer.words
+    assert answer.output.startswith("['ipython', 'lamp']\n")
+    assert "Read-only file system" in answer.output
     assert answer.status == 1
 
 
@@ -333,7 +333,7 @@ async def test_its_memory_is_limited_and_it_is_said(index: type[Site], inside: R
     answer = await inside("hog = b'x' * 3_000_000_000; print(len(hog))", uv_sandbox=uv_sandbox)
 
     assert answer.status != 0
-    assert "out_of_memory" in answer.words or "MemoryError" in answer.words
+    assert "out_of_memory" in answer.output or "MemoryError" in answer.output
 
 
 def states(*paths: Path) -> dict[Path, tuple[int, ...]]:

@@ -124,7 +124,7 @@ async def test_a_sleeping_copy_and_a_descriptor_are_handed_over_with_their_kerne
         restored = await second.restore()
         with os.fdopen(restored.extra_descriptor, "rb") as handed_over:
             assert os.pread(handed_over.fileno(), 10, 0) == b"kept"
-        assert [copy.words for copy in restored.checkpoints] == [{"label": "asleep"}]
+        assert [copy.description for copy in restored.checkpoints] == [{"label": "asleep"}]
         kernel, copy = restored.kernel, restored.checkpoints[0].process
         assert isinstance(kernel, IPythonKernel)
         assert copy is not None

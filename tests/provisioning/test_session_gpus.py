@@ -58,7 +58,7 @@ async def test_without_the_library_sessions_are_spread_by_their_number(make: Mak
     for name in "ab":
         await gpus.place(name, "default")
     assert [indices(gpus, name) for name in "ab"] == [[0], [1]]
-    assert gpus.monitor.gap == "Driver/library version mismatch"
+    assert gpus.monitor.failure == "Driver/library version mismatch"
     library.is_broken = False
     assert gpus.monitor.memory()[uuid_of(0)].free_mb == 90_000
 

@@ -275,7 +275,7 @@ async def test_a_group_on_this_host_has_its_limits_and_is_removed(real: ServerGr
 
 async def test_every_limit_that_this_host_promises_holds_when_it_is_hit(real: ServerGroups) -> None:
     trials = await try_limits(Enforcer(real.offer))
-    assert {trial.controller: trial.is_held for trial in trials} == dict.fromkeys(("memory", "cpu", "pids"), True)
+    assert {trial.controller: trial.is_enforced for trial in trials} == dict.fromkeys(("memory", "cpu", "pids"), True)
 
 
 async def test_a_limit_that_is_written_and_not_obeyed_is_told(tree: FakeTree) -> None:
@@ -283,7 +283,7 @@ async def test_a_limit_that_is_written_and_not_obeyed_is_told(tree: FakeTree) ->
         tree.change(name, text)
     trials = await try_limits(Enforcer(tree.offer()))
     assert [trial.controller for trial in trials] == ["memory", "cpu", "pids"]
-    assert not any(trial.is_held for trial in trials)
+    assert not any(trial.is_enforced for trial in trials)
     assert trials[0].detail.startswith("the limit was set and did not hold")
 
 

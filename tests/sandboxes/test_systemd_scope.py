@@ -13,7 +13,7 @@ import pytest
 from belljar.sandboxes import systemd_scope
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.systemd_scope import groups_advice, scope_gap
+from belljar.sandboxes.systemd_scope import groups_advice, request_scope
 
 BUSCTL = """#!/bin/sh
 echo "$@" >> {log}
@@ -56,13 +56,13 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd
     monkeypatch.setattr(systemd_scope, "_BOOTED", tmp_path)
     monkeypatch.setattr(systemd_scope, "read_own_group", lambda: host.own)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    scope_gap.cache_clear()
+    request_scope.cache_clear()
     yield host
-    scope_gap.cache_clear()
+    request_scope.cache_clear()
 
 
 def test_systemd_is_asked_once_for_a_delegated_scope_in_the_slice_we_are_in(systemd: Systemd) -> None:
-    assert [scope_gap(), scope_gap()] == ["", ""]
+    assert [request_scope(), request_scope()] == ["", ""]
     (call,) = systemd.calls
     assert "--system call org.freedesktop.systemd1 " in call
     assert f"Delegate b true PIDs au 1 {os.getpid()} " in call
@@ -73,7 +73,7 @@ def test_systemd_is_asked_once_for_a_delegated_scope_in_the_slice_we_are_in(syst
 def test_the_limits_of_the_service_go_with_us(systemd: Systemd) -> None:
     for name, text in {"memory.max": "700\n", "pids.max": "max\n", "cpu.max": "150000 100000\n"}.items():
         (systemd.own / name).write_text(text)
-    assert scope_gap() == ""
+    assert request_scope() == ""
     (call,) = systemd.calls
     assert "MemoryMax t 700 CPUQuotaPerSecUSec t 1500000" in call
     assert "TasksMax" not in call
@@ -81,20 +81,22 @@ def test_the_limits_of_the_service_go_with_us(systemd: Systemd) -> None:
 
 def test_a_refusal_is_quoted_and_told_with_what_to_do(systemd: Systemd) -> None:
     systemd.refuse("Call failed: Access denied\n")
-    gap = scope_gap()
-    assert gap == "systemd refuses a scope: Call failed: Access denied"
-    assert groups_advice(gap) == "Write `Delegate=yes` into its section [Service]: `sudo systemctl edit ours.service`"
+    refusal = request_scope()
+    assert refusal == "systemd refuses a scope: Call failed: Access denied"
+    assert (
+        groups_advice(refusal) == "Write `Delegate=yes` into its section [Service]: `sudo systemctl edit ours.service`"
+    )
 
 
 def test_nothing_is_asked_where_systemd_does_not_run_or_has_delegated_already(
     systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getxattr", lambda *_: b"1")
-    assert scope_gap() == ""
-    scope_gap.cache_clear()
+    assert request_scope() == ""
+    request_scope.cache_clear()
     monkeypatch.undo()
     monkeypatch.setattr(systemd_scope, "_BOOTED", tmp_path / "nowhere")
-    assert scope_gap() == ""
+    assert request_scope() == ""
     assert systemd.calls == []
 
 
@@ -102,9 +104,9 @@ def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monke
     session = systemd.folder / "user.slice" / "session-1.scope"
     (systemd.folder / "place").write_text(str(session))
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    gap = scope_gap()
-    assert gap == "/run/user/4000000/bus is not there: systemd runs no manager for this user"
-    assert "loginctl enable-linger" in groups_advice(gap)
+    refusal = request_scope()
+    assert refusal == "/run/user/4000000/bus is not there: systemd runs no manager for this user"
+    assert "loginctl enable-linger" in groups_advice(refusal)
     assert systemd.calls == []
 
 

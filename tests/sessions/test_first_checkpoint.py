@@ -31,7 +31,7 @@ async def runtime(
         hibernate=False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with open_runtime(settings) as runtime:
             if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")

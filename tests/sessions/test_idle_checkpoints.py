@@ -47,7 +47,7 @@ class Watching(CheckpointWatcher):
         self.is_kept = asyncio.Event()
         self._variable = variable
 
-    def on_keep(self, checkpoint: Checkpoint) -> None:
+    def on_change(self, checkpoint: Checkpoint) -> None:
         if self._variable in checkpoint.variables:
             self.is_kept.set()
 
@@ -55,7 +55,7 @@ class Watching(CheckpointWatcher):
 async def test_cells_that_follow_each_other_have_one_task_that_waits(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "SHORTEST_S", 60.0)
+    monkeypatch.setattr(checkpoints, "MIN_INTERVAL_S", 60.0)
     await run(session, "x = 1")
     before = len(asyncio.all_tasks())
     for _ in range(8):

@@ -122,7 +122,7 @@ async def settled(runtime: Runtime, like: Holdings) -> Holdings:
 async def runtime(default_environment: Environment, tmp_path: Path) -> AsyncGenerator[Runtime]:
     """An engine whose zygote is warm, with no pool and a state kept before every cell."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with open_runtime(settings(default_environment, tmp_path, checkpoints=2, hibernate=True)) as runtime:
             assert await is_warm(runtime)
             yield runtime

@@ -46,14 +46,14 @@ async def test_what_is_no_execution_of_the_session_is_refused(journal: Journal, 
 
 async def test_what_is_taken_back_is_undone_with_all_that_came_after_it(journal: Journal) -> None:
     timeline = timeline_of(journal, "a", "b", "c")
-    assert timeline.take_back("b") == ["b", "c"]
+    assert timeline.undo_since("b") == ["b", "c"]
     assert {record.id: record.is_undone for record in journal.of_session(SESSION)} == {"a": False, "b": True, "c": True}
     assert timeline.target(1) == "a"
-    assert timeline.take_back("b") == []
+    assert timeline.undo_since("b") == []
 
 
 async def test_the_next_server_knows_what_was_not_taken_back(journal: Journal) -> None:
-    timeline_of(journal, "a", "b", "c").take_back("c")
+    timeline_of(journal, "a", "b", "c").undo_since("c")
     restored = Timeline(SESSION, journal)
     restored.restore()
     assert restored.target(2) == "a"

@@ -9,9 +9,9 @@ from pydantic.fields import FieldInfo
 from belljar import settings as table
 from belljar.errors import SettingsError
 from belljar.settings import Settings, explain, load_settings
+from belljar.settings.fields import kind
 from belljar.settings.sources import ALIASES
 from belljar.settings.tightening_rules import FEWER, HIGHER, MORE, NEVER, OFF, ON, rule_of
-from belljar.settings.words import kind
 from provider_packages import packages_on_path
 from trusted_settings import write_trusted
 

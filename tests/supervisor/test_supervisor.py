@@ -98,7 +98,7 @@ async def test_what_is_kept_is_there_for_the_next_server_and_the_rest_has_ended(
     second = lines.open()
     assert second.found == ["one"]
     deposit = second.take("one")
-    assert deposit.words == {"word": "ü"}
+    assert deposit.fields == {"word": "ü"}
     os.write(deposit.descriptors[0], b"still open")
     assert os.read(reading, 100) == b"still open"
     again = second.find_child(kept.pid)
@@ -330,7 +330,7 @@ async def test_it_keeps_more_descriptors_than_a_server_may_open(folder: Path) ->
         "    try: supervisor.take('many')\n"
         "    except Exception as error: assert type(error).__name__ == 'SandboxUnavailable'\n"
         "    else: raise AssertionError('there is no room')\n"
-        "    assert supervisor.is_there\n"
+        "    assert supervisor.is_connected\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True) as server:
         _, complaints = server.communicate(timeout=60)

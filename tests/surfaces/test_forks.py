@@ -31,7 +31,7 @@ async def runtime(
 ) -> AsyncGenerator[Runtime]:
     """An engine that keeps a state before every cell, however fast they follow each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         folder = tmp_path_factory.mktemp("belljar")
         async with opened_runtime(default_environment, folder, **FORKING, checkpoints=4) as runtime:
             if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
@@ -294,7 +294,7 @@ async def test_a_rewind_that_nobody_waits_for_is_finished_all_the_same(
 async def test_a_session_may_be_rewound_by_itself_when_it_dies(
     default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checkpoints, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
     chosen = {**FORKING, "on_death": "rewind", "memory_mb": 300}
     async with (
         opened_runtime(default_environment, tmp_path, **chosen) as runtime,

@@ -228,7 +228,7 @@ async def test_an_earlier_state_that_cannot_be_woken_leaves_the_session_as_it_wa
 async def test_cells_that_follow_each_other_at_once_can_be_undone_one_by_one(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "SHORTEST_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(checkpoints, "MIN_INTERVAL_S", 60.0)  # however slow this machine is
     async with connected(place.cold) as caller:
         session_id = (await caller.execute("x = []")).session_id
         session = place.cold.sessions.get(session_id, "local")
@@ -267,7 +267,7 @@ async def test_a_copy_that_finds_no_room_among_the_processes_harms_nobody(
     default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy takes two forks: either of them may be the one that is refused."""
-    monkeypatch.setattr(checkpoints, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
     async with (
         engine(default_environment, tmp_path, pool_size=0, max_processes=40) as runtime,
         connected(runtime) as caller,

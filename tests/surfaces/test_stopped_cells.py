@@ -300,7 +300,7 @@ def sleepers() -> list[int]:
 async def test_a_cold_session_that_ignores_the_interrupt_is_killed_though_states_of_it_are_kept(
     default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checkpoints, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
     chosen = {"fork_start": False, "interrupt_grace_s": 0.5, "checkpoints": 2}
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
         made = await caller.execute("x = 1")

@@ -27,7 +27,7 @@ async def runtime(
     folder = tmp_path_factory.mktemp("belljar")
     chosen = {"fork_start": True, "preload": [], "pool_size": 0, "tool_result_bytes": 100_000}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "SHORTEST_S", 0.0)
+        patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with runtime_with_tools(default_environment, folder, **chosen) as runtime:
             yield runtime
 

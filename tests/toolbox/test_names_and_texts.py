@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.toolbox.names import assigned
-from belljar.toolbox.texts import docstring, meant, one_line, plain_arguments, visible
+from belljar.toolbox.texts import docstring, one_line, plain_arguments, suggestion, visible
 
 # Mostly what makes trouble in source code; sometimes anything at all.
 TROUBLE = st.text(st.sampled_from("\"'\\\n\r\t #{}%\x00\u2028\ud800ab"), max_size=40) | st.text(max_size=40)
@@ -71,6 +71,6 @@ def test_a_person_who_is_asked_sees_every_argument_and_what_is_left_out():
 
 def test_a_name_is_found_among_thousands_that_are_all_a_little_like_it() -> None:
     known = [f"read_{number}_file" for number in range(3_000)]
-    assert meant("read_txt_file", [*known, "read_text_file"]) == ": did you mean 'read_text_file'?"
-    assert meant("", ["add"]) == ": there is 'add'"
-    assert meant("add", []) == ""
+    assert suggestion("read_txt_file", [*known, "read_text_file"]) == ": did you mean 'read_text_file'?"
+    assert suggestion("", ["add"]) == ": there is 'add'"
+    assert suggestion("add", []) == ""

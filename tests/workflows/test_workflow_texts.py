@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.plugins import load_plugins
-from belljar.policy.guard import Guard, rulebook
+from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import Policy
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.workflows.checks import Checker
@@ -46,7 +46,7 @@ def library(folder: Path | None = None) -> Library:
 
 async def checked(text: str, policy: Mapping[str, Any] = {}, folder: Path | None = None) -> Definition:
     definition = library(folder).from_text(text)
-    guard = Guard(rulebook(Policy.model_validate(policy)))
+    guard = Guard(compile_policy(Policy.model_validate(policy)))
     await Checker(guard, "default", Tools()).check(definition)
     return definition
 

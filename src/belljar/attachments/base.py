@@ -30,12 +30,12 @@ class AttachedSession(Protocol):
         """Return the number that the kernel gave to the last cell whose end was reported."""
         ...
 
-    def news(self) -> AsyncGenerator[SessionEvent]:
+    def events(self) -> AsyncGenerator[SessionEvent]:
         """Yield all that happens in the session, cell by cell and in order, until `SessionEnded`. Read by one task."""
         ...
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
-        """Queue a cell and return its execution id; what becomes of it comes through `news`."""
+        """Queue a cell and return its execution id; what becomes of it comes through `events`."""
         ...
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
@@ -43,7 +43,7 @@ class AttachedSession(Protocol):
         ...
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
-        """Deliver a message to a widget, under the session's turn; `news` has what comes of it, up to `CommHeard`."""
+        """Deliver a message to a widget, under the session's turn; `events` has what comes of it, up to `CommHeard`."""
         ...
 
     async def comms(self) -> dict[str, str]:

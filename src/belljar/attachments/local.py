@@ -130,7 +130,7 @@ class LocalAttachment:
 
     # What happens in the session
 
-    async def news(self) -> AsyncGenerator[SessionEvent]:
+    async def events(self) -> AsyncGenerator[SessionEvent]:
         """See `AttachedSession`. Read from the journal, so a slow reader loses nothing."""
         while (next_one := await self._queue.get()) is not None:
             if isinstance(next_one, Execution):

@@ -143,7 +143,7 @@ class RemoteAttachment:
         """See `AttachedSession`."""
         return self._count
 
-    async def news(self) -> AsyncGenerator[SessionEvent]:
+    async def events(self) -> AsyncGenerator[SessionEvent]:
         """See `AttachedSession`."""
         while True:
             item = await self._events.get()

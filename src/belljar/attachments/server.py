@@ -42,7 +42,7 @@ class OperatorSocket:
     """Makes a link to the console; None where the server has none."""
     serve_monitor: Callable[[ipc.MessageStream], Awaitable[None]] | None = None
 
-    async def converse(self, stream: ipc.MessageStream) -> None:
+    async def answer(self, stream: ipc.MessageStream) -> None:
         """Answer one connection."""
         wanted = await stream.receive(messages.first.validate_json)
         match wanted:
@@ -65,7 +65,7 @@ class OperatorSocket:
 async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[OperatorSocket]:
     """Answer on the socket in `run_folder` until the block ends, with one task for each connection."""
     server = OperatorSocket(registry)
-    async with ipc.serve(run_folder / SOCKET_NAME, server.converse, limit_bytes=MAX_MESSAGE_BYTES):
+    async with ipc.serve(run_folder / SOCKET_NAME, server.answer, limit_bytes=MAX_MESSAGE_BYTES):
         yield server
 
 
@@ -137,8 +137,8 @@ class _AttachedPeer:
             await self._send(NumberedReply(number=self._end_request, reply=DoneReply()))
 
     async def _send_events(self, attached: LocalAttachment) -> None:
-        async with aclosing(attached.news()) as news:
-            async for item in news:
+        async with aclosing(attached.events()) as events:
+            async for item in events:
                 await self._send(item)
 
     async def _listen(self, attached: LocalAttachment) -> None:

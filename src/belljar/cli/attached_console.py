@@ -27,7 +27,7 @@ from belljar.cli.saved_outputs import FigureFiles
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import BelljarError
 from belljar.files.transfer import download_folder
-from belljar.outputs.mime_bundles import words_in
+from belljar.outputs.mime_bundles import readable_text
 from belljar.outputs.terminal_text import as_plain
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ class _Console:
     # Events of the session
 
     async def _print_events(self) -> None:
-        async with aclosing(self._attached.news()) as news:
-            async for item in news:
+        async with aclosing(self._attached.events()) as events:
+            async for item in events:
                 await self._print_event(item)
 
     async def _print_event(self, item: SessionEvent) -> None:
@@ -198,7 +198,7 @@ def _text_and_stream(said: ExecutionOutput) -> tuple[str, TextIO]:
         case "clear_output" | "comm_open" | "comm_msg" | "comm_close":
             return "", sys.stdout
         case _:
-            return f"{words_in(content['data'])[0]}\n", sys.stdout
+            return f"{readable_text(content['data'])[0]}\n", sys.stdout
 
 
 @contextlib.contextmanager

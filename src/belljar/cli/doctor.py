@@ -26,7 +26,7 @@ from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, open_host_folders
-from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_gap
+from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import FolderProvider, HostCheck, Provider
 from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
@@ -129,11 +129,13 @@ def _check_sandboxes(settings: Settings) -> Iterator[HostFinding]:
 
 
 def _check_keep_alive(settings: Settings, provider: Provider) -> HostFinding:
-    gap = keep_alive_gap(provider)
+    problem = keep_alive_problem(provider)
     if not settings.keep_alive:
-        return HostFinding("sandbox", "ok", "keep_alive", f"off; it cannot be used here: {gap}" if gap else "off")
-    if gap:
-        return HostFinding("sandbox", "fail", "keep_alive", f"it cannot be used: {gap}", KEEP_ALIVE_HINT)
+        return HostFinding(
+            "sandbox", "ok", "keep_alive", f"off; it cannot be used here: {problem}" if problem else "off"
+        )
+    if problem:
+        return HostFinding("sandbox", "fail", "keep_alive", f"it cannot be used: {problem}", KEEP_ALIVE_HINT)
     return HostFinding("sandbox", "ok", "keep_alive", f"sessions wait {settings.keep_alive_s:g} s for the next server")
 
 

@@ -66,7 +66,7 @@ def serve_command(
 
 def run_command(
     file: Annotated[str | None, typer.Argument(help="Python file to run; - reads the code from stdin.")] = None,
-    words: Annotated[list[str] | None, typer.Argument(metavar="ARG", help="What the code finds in sys.argv.")] = None,
+    argv: Annotated[list[str] | None, typer.Argument(metavar="ARG", help="What the code finds in sys.argv.")] = None,
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run this code instead of a file.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder for figures and files of the code; without it, a new one.")
@@ -83,7 +83,7 @@ def run_command(
     Here it does so in the Linux container of belljar, with docker or podman; the code cannot read stdin.
     """
     if code is not None and file is not None:  # as with Python's own -c
-        words, file = [file, *(words or [])], None
+        argv, file = [file, *(argv or [])], None
     text = _read_code(file, code)
     folder = _new_folder(out)
     arguments = ["run", "--out", "/out", *(["--json"] if as_json else [])]
@@ -95,7 +95,7 @@ def run_command(
             raise InvalidArgument(f"{given} is no file", hint="Give --file the path of a file")
         mounts += ["-v", f"{given.absolute()}:{_FILES}/{given.name}:ro"]
         arguments += ["--file", f"{_FILES}/{given.name}"]
-    arguments += ["-", *(words or [])]
+    arguments += ["-", *(argv or [])]
     # The container's user is an ordinary one, whom not every engine takes for the owner of this folder.
     folder.chmod(0o777)
     try:
@@ -161,10 +161,10 @@ def _probe_engine(path: str) -> _Engine:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return _Engine(path, complaint=str(error))
-    words = answer.stdout.strip()
-    if answer.returncode or not words:
+    version = answer.stdout.strip()
+    if answer.returncode or not version:
         return _Engine(path, complaint=(answer.stderr.strip().splitlines() or ["no answer"])[-1][:300])
-    return _Engine(path, version=words)
+    return _Engine(path, version=version)
 
 
 def _find_engine() -> _Engine:
@@ -220,13 +220,13 @@ def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = 
     if not _has_image(engine, image):
         raise SandboxUnavailable(f"{engine.name} has no image {image}", hint=_build_hint(engine, image))
     # The command that `install --docker` writes has what the engine must allow for sealed sessions.
-    _, *words = container_command(image, [], engine=engine.path)
-    words[words.index(image) :] = [*options, image, *arguments]
+    _, *command = container_command(image, [], engine=engine.path)
+    command[command.index(image) :] = [*options, image, *arguments]
     if "-p" in options:
         # A container that nobody writes to serves HTTP.
-        words.remove("-i")
+        command.remove("-i")
     try:
-        return subprocess.run([engine.path, *words], input=text, text=True, check=False).returncode
+        return subprocess.run([engine.path, *command], input=text, text=True, check=False).returncode
     except KeyboardInterrupt:
         return 130
 

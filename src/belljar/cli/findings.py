@@ -45,14 +45,14 @@ def report(findings: Sequence[HostFinding]) -> str:
         if finding.section != section:
             section = finding.section
             lines.append(section)
-        gap = " " * (width + 10)
-        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {_indented(finding.detail, gap)}")
+        indent = " " * (width + 10)
+        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {_indented(finding.detail, indent)}")
         if finding.cost:
-            lines.append(f"{gap}without it: {_indented(finding.cost, gap)}")
+            lines.append(f"{indent}without it: {_indented(finding.cost, indent)}")
         if finding.hint:
-            lines.append(f"{gap}to get it: {_indented(finding.hint, gap)}")
+            lines.append(f"{indent}to get it: {_indented(finding.hint, indent)}")
     return "\n".join(lines)
 
 
-def _indented(text: str, gap: str) -> str:
-    return text.replace("\n", f"\n{gap}  ")
+def _indented(text: str, indent: str) -> str:
+    return text.replace("\n", f"\n{indent}  ")

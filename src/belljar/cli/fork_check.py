@@ -39,8 +39,8 @@ def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
         return [HostCheck(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
     if any(not check.is_ok for check in provider.check()):
         return [HostCheck(_NAME, False, "not tried: the sandbox does not work")]
-    if gap := provider.nesting_gap():
-        return [HostCheck(_NAME, False, f"{gap}: {_COLD}", "`fork_start = false` saves trying")]
+    if reason := provider.nesting_gap():
+        return [HostCheck(_NAME, False, f"{reason}: {_COLD}", "`fork_start = false` saves trying")]
     if not _is_prepared(settings):
         return [HostCheck(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]
     with tempfile.TemporaryDirectory(prefix="belljar-doctor-") as folder:
@@ -66,10 +66,10 @@ async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> li
     starter = KernelStarter(settings, provider, folder)
     logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
-        nursery = await starter.zygotes.of(await starter.environments.get(settings.environment))
+        zygote = await starter.zygotes.of(await starter.environments.get(settings.environment))
         started_s = time.monotonic()
-        if nursery is None or not await nursery.warm():
-            why = nursery.complaint if nursery is not None else "no zygote"
+        if zygote is None or not await zygote.warm():
+            why = zygote.complaint if zygote is not None else "no zygote"
             return [
                 HostCheck(_NAME, False, f"the process to fork from does not get ready ({why}): {_COLD}", _WARM_HINT)
             ]
@@ -81,7 +81,7 @@ async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> li
         await starter.aclose()
         logging.disable(logging.NOTSET)
     detail = f"forked: one is ready after {fork_s * 1000:.0f} ms; warming up took {warm_s:.1f} s, once a server"
-    return [HostCheck(_NAME, True, detail), _check_preload(settings, missing, nursery.complaint)]
+    return [HostCheck(_NAME, True, detail), _check_preload(settings, missing, zygote.complaint)]
 
 
 def _check_preload(settings: Settings, missing: list[str], complaint: str) -> HostCheck:

@@ -139,14 +139,14 @@ def _find(reply: InboxReply, prefix: str) -> InboxQuestion:
     raise QuestionNotFound(f"there is no question {prefix[:80]!r}", hint="`belljar inbox` lists those that wait")
 
 
-def _read_values(question: InboxQuestion, words: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
-    """Return the values of an answer: those given as words, and for the rest what the person types."""
+def _read_values(question: InboxQuestion, assignments: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
+    """Return the values of an answer: those given as FIELD=VALUE, and for the rest what the person types."""
     properties = _properties(question)
     given: dict[str, Any] = {}
-    for word in words:
-        name, mark, text = word.partition("=")
+    for assignment in assignments:
+        name, mark, text = assignment.partition("=")
         if not mark:
-            raise InvalidArgument(f"{word[:80]!r} is no FIELD=VALUE", hint=f"It asks for {', '.join(properties)}")
+            raise InvalidArgument(f"{assignment[:80]!r} is no FIELD=VALUE", hint=f"It asks for {', '.join(properties)}")
         given[name] = _typed(properties.get(name, {}), text)
     if asks and not (properties or is_sure):
         print(f"{question.message}\n", file=sys.stderr)
@@ -177,9 +177,9 @@ def _properties(question: InboxQuestion) -> dict[str, dict[str, Any]]:
 def _fields(question: InboxQuestion) -> list[tuple[str, str]]:
     shown: list[tuple[str, str]] = []
     for name, entry in _properties(question).items():
-        words = [str(entry.get("type", "text")), str(entry.get("description") or entry.get("title") or "")]
-        words += [f"one of {', '.join(map(str, entry['enum']))}"] if entry.get("enum") else []
-        shown.append((name, ", ".join(filter(None, words))))
+        facts = [str(entry.get("type", "text")), str(entry.get("description") or entry.get("title") or "")]
+        facts += [f"one of {', '.join(map(str, entry['enum']))}"] if entry.get("enum") else []
+        shown.append((name, ", ".join(filter(None, facts))))
     return shown
 
 
@@ -202,5 +202,5 @@ def _left_s(until: str) -> float:
 
 
 def _line(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= MAX_LINE_CHARS else f"{words[: MAX_LINE_CHARS - 1]}…"
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"

@@ -138,8 +138,8 @@ def container_command(image: str, arguments: Sequence[str], *, has_profile: bool
         options = ["--security-opt", f"seccomp={profile}", "--security-opt", "systempaths=unconfined"]
         if Path("/sys/module/apparmor").exists():
             options += ["--security-opt", "apparmor=unconfined"]
-    words = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
-    return [engine, *words, *(["serve", *arguments] if arguments else [])]
+    run = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
+    return [engine, *run, *(["serve", *arguments] if arguments else [])]
 
 
 def _find_engine() -> str:

@@ -7,7 +7,7 @@ from belljar.sandboxes.base import HostCheck
 from belljar.sandboxes.cgroup_discovery import CONTROLLERS, ControlGroups
 from belljar.sandboxes.limit_trials import LimitTrial, try_limits
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.systemd_scope import scope_gap
+from belljar.sandboxes.systemd_scope import request_scope
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 
@@ -49,7 +49,9 @@ def _check(enforcer: Enforcer, trial: LimitTrial | None, controller: str) -> Hos
     if trial is None:
         folder = enforcer.groups.offer.folders.get(controller)
         reason = f"{folder.parent if folder else 'our control group'} is not ours to divide"
-        gap = scope_gap() if enforcer.asks_systemd else ""
-        trial = LimitTrial(controller, False, "; ".join(filter(None, ("not for a session as a whole: " + reason, gap))))
+        refusal = request_scope() if enforcer.asks_systemd else ""
+        trial = LimitTrial(
+            controller, False, "; ".join(filter(None, ("not for a session as a whole: " + reason, refusal)))
+        )
     name, cost = _NAMES[controller], _COSTS[controller]
-    return HostCheck(name, trial.is_held, trial.detail, "" if trial.is_held else enforcer.advice, cost)
+    return HostCheck(name, trial.is_enforced, trial.detail, "" if trial.is_enforced else enforcer.advice, cost)

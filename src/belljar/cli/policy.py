@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from belljar.errors import InvalidArgument, SettingsError
-from belljar.policy.guard import Guard, rulebook
+from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.policy_file import LoadedPolicy, load_policy
 from belljar.policy.rules import Policy
 from belljar.privacy.rules import PrivacyRules
@@ -69,7 +69,7 @@ def _decide_call(policy: Policy, name: str, text: str, *, read_only: bool) -> di
     if not tool or not isinstance(arguments, dict):
         raise InvalidArgument(f"{name!r} with {text[:80]!r} is no call", hint=f"Write {_EXAMPLE}")
     given = cast("dict[str, Any]", arguments)
-    verdict = Guard(rulebook(policy)).judge(server, tool, given, read_only=read_only, destructive=not read_only)
+    verdict = Guard(compile_policy(policy)).judge(server, tool, given, read_only=read_only, destructive=not read_only)
     return {"decision": verdict.decision, "rule": verdict.rule, "reason": verdict.reason}
 
 
@@ -78,7 +78,7 @@ def _decide_code(policy: Policy, path: Path) -> dict[str, Any]:
         code = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read: {error}", hint="Name a file of Python") from None
-    inspection = asyncio.run(Guard(rulebook(policy)).examine(code, ""))
+    inspection = asyncio.run(Guard(compile_policy(policy)).examine(code, ""))
     findings = [
         {"line": finding.line, "column": finding.column, "what": finding.what, "rule": finding.rule, "reason": reason}
         for finding, reason in zip(inspection.findings, inspection.reasons, strict=True)

@@ -80,10 +80,10 @@ def _settings_page() -> str:
 def _setting_section(name: str) -> str:
     field = Settings.model_fields[name]
     size = field.get_default() if name.endswith("_bytes") else 0
-    in_words = f" ({size // MEBIBYTE} MiB)" if size and size % MEBIBYTE == 0 else ""
+    in_mib = f" ({size // MEBIBYTE} MiB)" if size and size % MEBIBYTE == 0 else ""
     return (
         f"## `{name}`\n\n{field.description}\n\n"
-        f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_words}\n- Variable: `{variable(name)}`\n"
+        f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_mib}\n- Variable: `{variable(name)}`\n"
         f"- A file that is not trusted: {untrusted(name)}\n"
     )
 
@@ -92,14 +92,14 @@ def _commands_page() -> str:
     """Return the page of all commands that are not hidden."""
     names = [[name] for name, entry in COMMANDS.items() if not entry.is_hidden]
     names += [[group, name] for group, entry in GROUPS.items() for name in entry.commands]
-    sections = [f"## `belljar {' '.join(words)}`\n\n```text\n{_help_of(words).strip()}\n```\n" for words in names]
+    sections = [f"## `belljar {' '.join(command)}`\n\n```text\n{_help_of(command).strip()}\n```\n" for command in names]
     return "\n".join([_COMMANDS_INTRODUCTION, *sections])
 
 
-def _help_of(words: list[str]) -> str:
+def _help_of(command: list[str]) -> str:
     """Return the help of a command as the command prints it."""
     with redirect_stdout(io.StringIO()) as printed:
         application().main(
-            [*words, "--help"], prog_name="belljar", standalone_mode=False, terminal_width=_WIDTH_CHARACTERS
+            [*command, "--help"], prog_name="belljar", standalone_mode=False, terminal_width=_WIDTH_CHARACTERS
         )
     return printed.getvalue()

@@ -131,7 +131,7 @@ def _open(settings: Settings) -> AbstractAsyncContextManager[Runtime]:
 
 
 def _exclude_from_collections() -> None:
-    """Exclude what is there by now, nearly all of which stays, from garbage collections, and let these come more often.
+    """Exclude the objects of now from garbage collections, because nearly all of them stay, and collect more often.
 
     A call that comes during a collection waits for it: 40 to 70 ms, where it visits 40,000 objects for as much garbage
     as 600 calls leave behind.

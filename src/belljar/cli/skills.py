@@ -82,8 +82,8 @@ def check_command(folder: Annotated[Path, typer.Argument(help="The folder of a s
         content = read_folder(folder)
         found = findings(content.front_matter, folder.name)
     except (BadSkill, BadFrontMatter) as error:
-        words = f"{MAIN}, {error}" if isinstance(error, BadFrontMatter) else str(error)
-        print(f"error: {one_line(words)}")
+        message = f"{MAIN}, {error}" if isinstance(error, BadFrontMatter) else str(error)
+        print(f"error: {one_line(message)}")
         raise typer.Exit(1) from None
     for kind, reasons in (("error", found.errors), ("warning", found.warnings)):
         for reason in reasons:

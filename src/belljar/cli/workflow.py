@@ -7,22 +7,16 @@ look at and answer every run of the data directory, whoever owns it.
 import asyncio
 import contextlib
 import json
-import logging
 import re
-import shlex
-import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from belljar.answers import values_of
-from belljar.cli.run import prepare_environment
-from belljar.cli.streams import indented, log_to_stderr, one_line, table
-from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.cli.streams import one_line, table
+from belljar.cli.workflow_terminal import answer_hint, drive
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
@@ -32,16 +26,11 @@ from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCallStep, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
-from belljar.workflows.live_run import LiveRun, RunEvent
-from belljar.workflows.questions import RunQuestion
+from belljar.workflows.live_run import LiveRun
 from belljar.workflows.step_types import step_types
 from belljar.workflows.views import RunInfo, run_info, run_text
 
 OWNER = "local"
-WAITING = 3
-"""The exit status of a run that waits for a person."""
-MAX_FIELDS = 10
-_LONG_S = 3600.0
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
     "run_workflow(",
@@ -53,9 +42,6 @@ _FOR_MODELS = (
 _SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
 _FORKS = re.compile(r"parallel|type[\"']?\s*:\s*[\"']?workflow\b")
 """Finds parallel steps, which run in forks, and sub-workflows, which may have some."""
-
-Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
-"""Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or enough of its beginning.")]
 Source = Annotated[str, typer.Argument(metavar="FILE|NAME", help="A file, or a name in workflows_directory.")]
@@ -80,7 +66,7 @@ def run_command(
     """
     settings = _settings(_text(source))
     variables = dict(map(_variable, var or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _start(runtime, source, which, variables), as_json=as_json))
+    raise typer.Exit(drive(settings, lambda runtime: _start(runtime, source, which, variables), as_json=as_json))
 
 
 def resume_command(
@@ -96,7 +82,7 @@ def resume_command(
         raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
     record = _latest_open(load_settings()) if last else _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
-    raise typer.Exit(_drive(settings, lambda runtime: _resume(runtime, record, changed), as_json=as_json))
+    raise typer.Exit(drive(settings, lambda runtime: _resume(runtime, record, changed), as_json=as_json))
 
 
 def answer_command(
@@ -110,7 +96,7 @@ def answer_command(
     record = _record(load_settings(), run)
     settings = _settings(record.text, record.texts)
     given = None if decline else dict(map(_name_and_text, values or []))
-    raise typer.Exit(_drive(settings, lambda runtime: _answer(runtime, record, given, step), as_json=as_json))
+    raise typer.Exit(drive(settings, lambda runtime: _answer(runtime, record, given, step), as_json=as_json))
 
 
 def stop_command(run: Run) -> None:
@@ -288,13 +274,13 @@ def _question_summary(info: RunInfo) -> str:
 def _for_person(info: RunInfo) -> str:
     lines = [line for line in run_text(info).split("\n") if not line.startswith(_FOR_MODELS)]
     if info.questions:
-        lines.append(_how_to_answer(info))
+        lines.append(answer_hint(info))
     elif info.state in ("interrupted", "failed", "stopped"):
         lines.append(f"belljar workflow resume {info.run} goes on from there")
     return "\n".join(lines)
 
 
-# Driving a run to its end
+# How a command begins or goes on with a run
 
 
 async def _start(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
@@ -339,178 +325,3 @@ def _typed(info: RunInfo, given: dict[str, str], step: str) -> dict[str, Any]:
     known = properties if isinstance(properties, dict) else {}
     texts = {name for name, schema in known.items() if isinstance(schema, dict) and schema.get("type") == "string"}
     return {name: text if name in texts else _json_or_text(text) for name, text in given.items()}
-
-
-def _drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
-    """Begin or go on with a run in an engine of this process, follow it, and return the exit status."""
-    log_to_stderr(logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING)
-    try:
-        return asyncio.run(_driven(settings, begin, as_json=as_json))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return INTERRUPTED
-
-
-async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
-    await prepare_environment(settings)
-    async with open_runtime(settings) as runtime:
-        run = await begin(runtime)
-        if run is None:
-            print("the server that drives the run goes on with it", file=sys.stderr)
-            return 0
-        run.has_output_readers = True
-        print(f"run {run.id} of {one_line(run.record.name)}", file=sys.stderr, flush=True)
-        async with _interruptible(runtime, run):
-            await _follow(runtime, run)
-        info = runtime.workflows.show(run.id, run.record.principal, most=10_000)
-        _print_end(info, as_json=as_json)
-        return _status(info)
-
-
-def _print_end(info: RunInfo, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(info.model_dump(mode="json"), indent=2))
-    elif info.state == "done" and info.result is not None:
-        print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
-    if info.state == "waiting":
-        _print_questions(info)
-    elif info.state != "done":
-        print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
-        print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
-
-
-def _print_questions(info: RunInfo) -> None:
-    for question in info.questions:
-        print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
-    print(_how_to_answer(info), file=sys.stderr, flush=True)
-
-
-def _how_to_answer(info: RunInfo) -> str:
-    """Return the command that answers the first question of a run, with the names of its fields."""
-    question = info.questions[0]
-    properties = question.fields.get("properties")
-    names = [*properties][:MAX_FIELDS] if isinstance(properties, dict) else []
-    step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
-    fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
-    return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
-
-
-def _status(info: RunInfo) -> int:
-    match info.state:
-        case "done":
-            return 0
-        case "waiting":
-            return WAITING
-        case "interrupted":
-            return INTERRUPTED
-        case _:
-            return 1
-
-
-async def _follow(runtime: Runtime, run: LiveRun) -> None:
-    """Tell what happens until the run has ended, or asks something that nobody here can answer.
-
-    A cell that asks in its middle would end with this process, so its answer is waited for here.
-    """
-    printed = held = 0
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    stdin = StandardInput()
-    while True:
-        for event in [each for each in run.events if each.number > printed]:
-            printed = event.number
-            await _tell(event)
-        if run.is_over:
-            return
-        if run.state == "waiting":
-            questions = runtime.workflows.questions(run.id, run.record.principal)
-            if can_ask and questions:
-                await _ask(runtime, run, *questions[0], stdin)
-                continue
-            if not run.is_held:
-                return
-            if held != (held := run.number):
-                info = runtime.workflows.show(run.id, run.record.principal)
-                _print_questions(info)
-                print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
-        if run.number == printed:
-            await run.wait_for_change(_LONG_S)
-
-
-async def _tell(event: RunEvent) -> None:
-    match event.kind:
-        case "output":
-            await write(sys.stderr, event.text)
-        case "begin":
-            print(f"▸ {one_line(event.path)}{': ' + event.text if event.text else ''}", file=sys.stderr, flush=True)
-        case "end" | "note":
-            if event.path:
-                mark = "✓" if event.text.startswith("done") else "·" if event.kind == "note" else "✗"
-                print(f"{mark} {one_line(event.path)}: {indented(event.text)}", file=sys.stderr, flush=True)
-        case "ask":
-            pass
-
-
-async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion, stdin: StandardInput) -> None:
-    """Ask the person at the terminal, and pass the answer on."""
-    print(f"? {one_line(path)}: {indented(question.message)}", file=sys.stderr)
-    properties: dict[str, Any] = question.schema.get("properties", {})
-    values: dict[str, Any] = {}
-    is_declined = False
-    for name, schema in properties.items():
-        choices = f" ({' | '.join(map(str, schema['enum']))})" if "enum" in schema else ""
-        print(f"  {one_line(str(schema.get('title', name)))}{choices}: ", end="", file=sys.stderr, flush=True)
-        text = await stdin.answer("")
-        found = values_of({"type": "object", "properties": {name: schema}, "required": [name]}, text)
-        if found is None:
-            is_declined = True
-            break
-        values |= found
-    if not properties:
-        print("  yes or no? ", end="", file=sys.stderr, flush=True)
-        is_declined = (await stdin.answer("") or "").strip().lower() not in ("y", "yes")
-    try:
-        await runtime.workflows.answer(
-            run.id,
-            run.record.principal,
-            values,
-            action="decline" if is_declined else "accept",
-            step=path,
-            by="terminal",
-        )
-    except InvalidArgument as error:
-        print(f"  {indented(str(error))}", file=sys.stderr)
-        return
-    await run.wait_for_change(2)
-
-
-@asynccontextmanager
-async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]:
-    """Stop driving on Ctrl-C: what runs is interrupted, and the run can be resumed."""
-    with _on_sigint() as interrupted:
-        following = asyncio.current_task()
-        watching = asyncio.get_running_loop().create_task(_cancel_when(interrupted, following))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not interrupted.is_set():
-                raise
-            if following is not None:
-                following.uncancel()
-            await runtime.workflows.interrupt(run)
-        finally:
-            watching.cancel()
-
-
-async def _cancel_when(event: asyncio.Event, task: "asyncio.Task[Any] | None") -> None:
-    await event.wait()
-    if task is not None:
-        task.cancel()
-
-
-@contextlib.contextmanager
-def _on_sigint() -> Generator[asyncio.Event]:
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGINT, event.set)
-    try:
-        yield event
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

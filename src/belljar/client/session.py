@@ -187,7 +187,7 @@ class RemoteSession(SessionBase):
     async def interrupt(self) -> list[str]:
         """See `SessionHandle`."""
         answer = await self._server.call("interrupt_execution", {"session_id": self._id})
-        self._askers.take_back()
+        self._askers.withdraw()
         return [str(execution_id) for execution_id in answer["interrupted"]]
 
     # Files

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from belljar.console.acts import Acts
+from belljar.console.actions import SessionActions
 from belljar.console.file_pages import FilePages
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
@@ -53,13 +53,13 @@ def console_app(
     variables = VariablePages(monitor, pages.page)
     frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
     streams = PageStreams(monitor, pages)
-    acts = Acts(monitor, max_upload_bytes=settings.max_upload_bytes)
+    actions = SessionActions(monitor, max_upload_bytes=settings.max_upload_bytes)
     files = FilePages(monitor, pages)
-    entrance = Entrance(sign_in, flow)
+    sign_in_pages = SignInPages(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
-        Route("/console/sessions/new", _shown(acts.create), methods=["POST"]),
+        Route("/console/sessions/new", _shown(actions.create), methods=["POST"]),
         Route("/console/sessions/{session_id}/files", _shown(files.folder), methods=["GET"]),
         Route("/console/sessions/{session_id}/view", _shown(files.file), methods=["GET"]),
         Route("/console/sessions/{session_id}/picture", _answered(files.picture), methods=["GET"]),
@@ -70,27 +70,27 @@ def console_app(
         Route("/console/sessions/{session_id}/packages", _shown(variables.install), methods=["POST"]),
         Route("/console/sessions/{session_id}/timeline", _shown(pages.timeline), methods=["GET"]),
         Route("/console/sessions/{session_id}/cells", _shown(pages.older_cells), methods=["GET"]),
-        Route("/console/sessions/{session_id}/{act}", _shown(acts.serve), methods=["POST"]),
+        Route("/console/sessions/{session_id}/{act}", _shown(actions.serve), methods=["POST"]),
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
         Route("/console/executions/{execution_id}/output", _shown(pages.execution), methods=["GET"]),
         Route("/console/executions/{execution_id}/lines", _answered(pages.lines), methods=["GET"]),
         Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(pages.one_question), methods=["GET"]),
-        Route("/console/inbox/{question_id:path}", _shown(acts.answer), methods=["POST"]),
+        Route("/console/inbox/{question_id:path}", _shown(actions.answer), methods=["POST"]),
         Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),
         Route("/console/health", _shown(pages.health), methods=["GET"]),
         Route("/console/stream", _answered(streams.serve), methods=["GET"]),
-        Route(ENTER, entrance.show, methods=["GET"]),
-        Route(ENTER, entrance.enter, methods=["POST"]),
+        Route(ENTER, sign_in_pages.show, methods=["GET"]),
+        Route(ENTER, sign_in_pages.sign_in, methods=["POST"]),
         *(
             [
-                Route("/console/oauth/begin", _shown(entrance.begin), methods=["GET"]),
-                Route(CALLBACK, _shown(entrance.finish), methods=["GET"]),
+                Route("/console/oauth/begin", _shown(sign_in_pages.begin), methods=["GET"]),
+                Route(CALLBACK, _shown(sign_in_pages.finish), methods=["GET"]),
             ]
             if flow is not None
             else []
         ),
-        Route("/console/leave", entrance.leave, methods=["POST"]),
+        Route("/console/leave", sign_in_pages.sign_out, methods=["POST"]),
         Route("/console/static/{version}/{name}", _static, methods=["GET"]),
         Route("/frames/{execution_id}/{name}", _compressed(frames.serve), methods=["GET"]),
         *RestApi(monitor, max_upload_bytes=settings.max_upload_bytes).routes(),
@@ -172,7 +172,7 @@ async def _static(request: Request) -> Response:
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
-class Entrance:
+class SignInPages:
     """The sign-in page, and signing in and out."""
 
     def __init__(self, sign_in: BrowserSignIn, flow: CodeFlow | None = None) -> None:
@@ -183,7 +183,7 @@ class Entrance:
         """Answer `GET /console/enter`. A link's token is behind `#`, which only the page itself sees."""
         return HTMLResponse(self._page(request))
 
-    async def enter(self, request: Request) -> Response:
+    async def sign_in(self, request: Request) -> Response:
         """Answer `POST /console/enter`: sign in with the token of a link, or with a key."""
         address = request.client.host if request.client else ""
         # A form without a length could go on for ever, and nobody has shown who they are yet.
@@ -194,14 +194,14 @@ class Entrance:
             token, key = str(form.get("token", "")), str(form.get("key", "")).strip()
             wanted = str(form.get("next", ""))
         # Links cannot be guessed, so nobody can keep their owner out by guessing keys from the same address.
-        if not token and (wait_s := self._sign_in.guesses.wait_s(address)) > 0:
+        if not token and (wait_s := self._sign_in.failures.wait_s(address)) > 0:
             response = HTMLResponse(self._page(request, "Too many wrong keys; wait a minute"), status_code=429)
             response.headers["Retry-After"] = str(int(wait_s) + 1)
             return response
         cookie = self._sign_in.with_link(token) if token else await self._sign_in.with_key(key)
         if cookie is None:
             if not token:
-                self._sign_in.guesses.add(address)
+                self._sign_in.failures.add(address)
             error = (
                 "This link has been used, or is older than ten minutes"
                 if token
@@ -247,7 +247,7 @@ class Entrance:
         response.delete_cookie(self._flow_cookie(request), path=CALLBACK)
         return response
 
-    async def leave(self, request: Request) -> Response:
+    async def sign_out(self, request: Request) -> Response:
         """Answer `POST /console/leave`: sign out, in every browser that is signed in as the same person."""
         name = self._sign_in.cookie_name(request)
         self._sign_in.browsers.sign_out(request.cookies.get(name, ""))

@@ -1,169 +1,34 @@
 """The pages of the console: what each template gets. Reads through `Monitor` and changes nothing."""
 
 import asyncio
-import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, is_tall, stored_pages
-from belljar.console.forms import FormField, fields_of
-from belljar.console.templating import duration_words, render
+from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, stored_pages
+from belljar.console.templating import render
+from belljar.console.views import CellView, QuestionView, waterfall
 from belljar.errors import BelljarError, QuestionNotFound
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
-from belljar.monitor.base import (
-    UNFINISHED,
-    Access,
-    CallEntry,
-    ExecutionEntry,
-    InboxQuestion,
-    Monitor,
-    SessionDetail,
-    SessionEntry,
-    SessionFilter,
-)
+from belljar.monitor.base import Access, Monitor, SessionFilter
+from belljar.monitor.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
 _LINES_AT_ONCE: Final = 500
 _WINDOW_LINES: Final = 200
-_WATERFALL_PIXELS: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MAX_REMEMBERED: Final = 5_000
 _SCRIPT: Final = b"<script"
 _CELL_PIXELS: Final = 220
-_LOST_SHOWN: Final = 20
 _ENDED_SHOWN: Final = 20
 _FORKS_SHOWN: Final = 50
 _MAX_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
-_MAX_LINE_CHARS: Final = 120
-_WORDS: Final = {
-    "ok": "ok",
-    "error": "error",
-    "timeout": "timed out",
-    "interrupted": "interrupted",
-    "out_of_memory": "out of memory",
-    "died": "died",
-    "running": "running",
-    "queued": "waiting",
-    "rejected": "refused",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class CellView:
-    """One cell as templates show it."""
-
-    entry: ExecutionEntry
-    blocks: list[OutputBlock]
-    code: Any
-    is_rewindable: bool = False
-    sequence: int = 0
-
-    @property
-    def label(self) -> str:
-        """Return its number as notebooks write it."""
-        return f"[{self.entry.execution_count or ('*' if self.is_running else ' ')}]"
-
-    @property
-    def words(self) -> str:
-        """Return its status in words."""
-        return _WORDS.get(self.entry.status, self.entry.status)
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether it has not ended."""
-        return self.entry.status in UNFINISHED
-
-    @property
-    def took(self) -> str:
-        """Return how long it ran."""
-        return duration_words(self.entry.usage.wall_s) if not self.is_running and self.entry.usage.wall_s else ""
-
-    @property
-    def first_line(self) -> str:
-        """Return the first line of its code that is not empty."""
-        lines = (line.strip() for line in self.entry.code.splitlines())
-        return next((line for line in lines if line), "")[:_MAX_LINE_CHARS]
-
-    @property
-    def is_tall(self) -> bool:
-        """Return whether its code may have more lines than are shown at once."""
-        return is_tall(self.entry.code)
-
-    @property
-    def lost_more(self) -> int:
-        """Return how many lost names are not listed."""
-        return max(0, len(self.entry.lost) - _LOST_SHOWN)
-
-
-@dataclass(frozen=True, slots=True)
-class ExcerptLine:
-    """A line of code that somebody is asked about; `left_out` lines before it are not shown. No text at the end."""
-
-    number: int
-    text: str | None
-    is_marked: bool = False
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionView:
-    """One question as templates show it."""
-
-    entry: InboxQuestion
-    fields: list[FormField]
-
-    @property
-    def heading(self) -> str:
-        """Return who asks."""
-        about = self.entry.about
-        match about.asked_by if about is not None else "":
-            case "policy":
-                return "The policy asks for your consent"
-            case "plugin":
-                return "A plugin of the server asks for your consent"
-            case "server" if about is not None:
-                return f"The MCP server {about.server} asks"
-            case "workflow":
-                return "A workflow asks"
-            case "code":
-                return "Code of a cell asks"
-            case _:  # asked by an earlier belljar
-                return "A question"
-
-    @property
-    def has_parts(self) -> bool:
-        """Return whether it is shown by its parts; otherwise its message is."""
-        about = self.entry.about
-        return about is not None and bool(about.tool or about.code or about.findings)
-
-    @property
-    def has_places(self) -> bool:
-        """Return whether a finding is in a line of code."""
-        return self.entry.about is not None and any(one.line is not None for one in self.entry.about.findings)
-
-    @property
-    def excerpt(self) -> list[ExcerptLine]:
-        """Return the code with the gaps in it."""
-        about, lines, last = self.entry.about, list[ExcerptLine](), 0
-        if about is None:
-            return []
-        for line in about.code:
-            lines.append(ExcerptLine(line.number, line.text, line.is_marked, max(0, line.number - last - 1)))
-            last = line.number
-        return [*lines, ExcerptLine(last, None, left_out=about.code_lines - last)] if about.code_lines > last else lines
-
-    @classmethod
-    def of(cls, entry: InboxQuestion) -> "QuestionView":
-        """Return a question with its form."""
-        return cls(entry, fields_of(entry.fields, is_password=entry.is_password))
 
 
 class ScriptProbe:
@@ -173,7 +38,7 @@ class ScriptProbe:
         self._monitor = monitor
         self._known: dict[tuple[str, str], bool] = {}
 
-    async def look(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
+    async def read_new(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
         """Read the stored pages among these events that are not known yet."""
         for name in stored_pages(events):
             if (execution_id, name) in self._known:
@@ -234,7 +99,7 @@ class Pages:
 
     def session_row(self, access: Access, entry: SessionEntry) -> str:
         """Return the row of a session in the list."""
-        return render("_session_row.html", entry=entry, access=access, **_helpers())
+        return render("_session_row.html", entry=entry, access=access)
 
     async def session(self, request: Request) -> Response:
         """Answer `/console/sessions/ID`."""
@@ -258,7 +123,7 @@ class Pages:
 
     def session_header(self, access: Access, entry: SessionEntry) -> str:
         """Return the part of a session's page that changes with its state."""
-        return render("_session_state.html", session=entry, access=access, **_helpers())
+        return render("_session_state.html", session=entry, access=access)
 
     async def older_cells(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/cells`: the cells before a cursor, as a part of the page."""
@@ -298,7 +163,7 @@ class Pages:
         found = await self._monitor.executions(access, session_id, request.query_params.get("cursor", ""))
         calls = await asyncio.gather(*(self._monitor.calls(access, entry.execution_id) for entry in found.items))
         rows = [
-            (CellView(entry, [], ""), _waterfall(made)) for entry, made in zip(found.items, calls, strict=True) if made
+            (CellView(entry, [], ""), waterfall(made)) for entry, made in zip(found.items, calls, strict=True) if made
         ]
         return await self.page("calls.html", request, session=detail, rows=rows, next=found.next)
 
@@ -325,13 +190,13 @@ class Pages:
 
     def question(self, entry: InboxQuestion) -> str:
         """Return a question as a part of the inbox."""
-        return render("_question.html", question=QuestionView.of(entry), **_helpers())
+        return render("_question.html", question=QuestionView.of(entry))
 
     async def page(self, template: str, request: Request, **values: Any) -> Response:
         """Return a page with what all pages have."""
         access: Access = request.state.access
         waiting = len(await self._monitor.questions(access))
-        everything = {"access": access, "path": request.url.path, "waiting": waiting, **_helpers(), **values}
+        everything = {"access": access, "path": request.url.path, "waiting": waiting, **values}
         # In a thread, because the output of fifty cells may take seconds to colour.
         return HTMLResponse(await asyncio.to_thread(render, template, **everything))
 
@@ -353,7 +218,7 @@ class Pages:
             count=_LINES_AT_ONCE,
             q=text,
             decisions=await self._monitor.decisions(access, execution_id=execution_id),
-            calls=_waterfall(await self._monitor.calls(access, execution_id)),
+            calls=waterfall(await self._monitor.calls(access, execution_id)),
             plain=as_plain,
         )
 
@@ -388,7 +253,7 @@ class Pages:
     async def health_part(self, access: Access) -> str:
         """Return the part of the health page that changes."""
         health, usage = await self._monitor.health(access), await self._monitor.usage(access)
-        return render("_health.html", health=health, usage=usage, **_helpers())
+        return render("_health.html", health=health, usage=usage)
 
     # Cells
 
@@ -399,7 +264,7 @@ class Pages:
         excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
-            await self.probe.look(access, entry.execution_id, events)
+            await self.probe.read_new(access, entry.execution_id, events)
             output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
@@ -411,11 +276,11 @@ class Pages:
 
     def cell(self, view: CellView) -> str:
         """Return a cell as a part of a page."""
-        return render("_cell.html", cell=view, allows_scripts=self._allows_scripts, **_helpers())
+        return render("_cell.html", cell=view, allows_scripts=self._allows_scripts)
 
     def cell_head(self, view: CellView) -> str:
         """Return the line above a cell."""
-        return render("_cell_head.html", cell=view, **_helpers())
+        return render("_cell_head.html", cell=view)
 
     def way_back(self, session_id: str, execution_id: str) -> str:
         """Return the control that goes back to before a cell."""
@@ -423,16 +288,16 @@ class Pages:
 
     def cell_end(self, view: CellView) -> str:
         """Return what stands below the output of a cell: how it ended, the files that it changed, what was lost."""
-        return render("_cell_end.html", cell=view, **_helpers())
+        return render("_cell_end.html", cell=view)
 
     def block(self, block: OutputBlock) -> str:
         """Return a block of output as a part of a page."""
-        return render("_block.html", block=block, allows_scripts=self._allows_scripts, **_helpers())
+        return render("_block.html", block=block, allows_scripts=self._allows_scripts)
 
     def tail(self, execution_id: str, lines: int, text: str) -> str:
         """Return the end of the output of a cell that printed more than its page shows while it runs."""
         block = OutputBlock(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
-        return render("_tail.html", block=block, lines=lines, **_helpers())
+        return render("_tail.html", block=block, lines=lines)
 
 
 def _line_number(request: Request) -> int:
@@ -445,63 +310,3 @@ def _place(views: list[CellView]) -> str:
     # The first cell that had not ended: those after it wait for it.
     last = next((view for view in views if view.is_running), views[-1] if views else None)
     return f"{last.entry.execution_id}:{max(last.sequence, last.entry.events)}" if last is not None else ""
-
-
-def _waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:
-    """Return tool calls with where each begins and how long it is in a picture of all of them."""
-    if not calls:
-        return []
-    starts = [datetime.fromisoformat(call.started_at).timestamp() for call in calls]
-    begin = min(starts)
-    length = max(start + call.duration_s for start, call in zip(starts, calls, strict=True)) - begin or 1.0
-    scale = _WATERFALL_PIXELS / length
-    return [
-        {
-            **call.model_dump(),
-            "x": f"{(start - begin) * scale:.1f}",
-            "width": f"{max(2.0, call.duration_s * scale):.1f}",
-        }
-        for start, call in zip(starts, calls, strict=True)
-    ]
-
-
-# Pages
-
-
-def _helpers() -> dict[str, Any]:
-    return {"ago": _ago, "until": _until, "spark": _spark, "words": _WORDS}
-
-
-def _age_s(time_iso: str) -> float:
-    return time.time() - datetime.fromisoformat(time_iso).timestamp()
-
-
-def _ago(time_iso: str) -> str:
-    """Return how long ago a time was, in words."""
-    age_s = _age_s(time_iso)
-    return "just now" if age_s < 5 else f"{_rough(age_s)} ago"
-
-
-def _until(time_iso: str) -> str:
-    """Return how long until a time, in words."""
-    left_s = -_age_s(time_iso)
-    return f"in {_rough(left_s)}" if left_s > 0 else "now"
-
-
-def _rough(seconds: float) -> str:
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'}"
-    return f"{int(seconds)} s"
-
-
-def _spark(values: list[float], width: int = 96, height: int = 20, most: float = 0.001) -> str:
-    """Return the points of a line through values, for a picture of this size that reaches up to `most` at least."""
-    if len(values) < 2:
-        return ""
-    most = max(*values, most)
-    step = width / (len(values) - 1)
-    return " ".join(
-        f"{place * step:.1f},{height - 1 - value / most * (height - 2):.1f}" for place, value in enumerate(values)
-    )

@@ -14,9 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
-from belljar.console.pages import CellView, Pages
+from belljar.console.pages import Pages
+from belljar.console.views import CellView
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.monitor.base import UNFINISHED, Access, ExecutionEntry, Followed, Monitor
+from belljar.monitor.base import Access, Monitor
+from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
@@ -208,7 +210,7 @@ class SessionPageStream:
         self._access = access
         self._session_id = session_id
         self._cell: RenderedOutput | None = None
-        self._is_held = False
+        self._had_ended = False
         """Whether the cell had ended before the page heard of it: it is sent once, whole, instead of in parts."""
         self._has_tail = False
         self._rewindable: frozenset[str] | None = None
@@ -238,11 +240,11 @@ class SessionPageStream:
             return
         self._cell = await self._output(entry)
         self._cell.add_all(events)
-        self._is_held = False
+        self._had_ended = False
 
     async def _output(self, entry: ExecutionEntry) -> RenderedOutput:
         self._has_tail = False
-        self._is_held = entry.status not in UNFINISHED
+        self._had_ended = entry.status not in UNFINISHED
         return RenderedOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
 
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
@@ -251,7 +253,7 @@ class SessionPageStream:
                 await highlight([item.execution.code])
                 if self._cell is None or self._cell.execution_id != item.execution_id:
                     self._cell = await self._output(item.execution)
-                    if self._is_held:
+                    if self._had_ended:
                         return
                     html = self._pages.cell(self._view(item.execution, self._cell))
                     yield change("cell", f"cell-{item.execution_id}", html, id=item.id)
@@ -259,9 +261,9 @@ class SessionPageStream:
                     html = self._pages.cell_head(self._view(item.execution, self._cell))
                     yield change("replace", f"head-{item.execution_id}", html, id=item.id)
             case "output" if item.output is not None and self._cell is not None:
-                await self._pages.probe.look(self._access, item.execution_id, [item.output])
+                await self._pages.probe.read_new(self._access, item.execution_id, [item.output])
                 steps = self._cell.add(item.output)
-                if self._is_held:
+                if self._had_ended:
                     # What it changes in displays of earlier cells is on the page already, and not part of this cell.
                     for step in steps:
                         if step.kind == "update":
@@ -272,7 +274,7 @@ class SessionPageStream:
                     yield self._step(step, item.execution_id, item.id if place == len(steps) - 1 else "")
             case "tail" if item.tail is not None:
                 self._has_tail = True
-                if self._is_held:
+                if self._had_ended:
                     return
                 html = self._pages.tail(item.execution_id, item.tail.lines, item.tail.text)
                 yield change("tail", f"tail-{item.execution_id}", html, id=item.id, outputs=f"out-{item.execution_id}")
@@ -313,13 +315,13 @@ class SessionPageStream:
         """Yield how a cell ended; of one that printed too much for the stream also its output, head and tail."""
         if self._has_tail:
             (view,) = await self._pages.views(self._access, [entry], self._rewindable or ())
-            kind = "cell" if self._is_held else "replace"
-            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.words)
+            kind = "cell" if self._had_ended else "replace"
+            yield change(kind, f"cell-{item.execution_id}", self._pages.cell(view), id=item.id, ended=view.status_text)
             self._has_tail = False
             return
         output = self._cell or await self._output(entry)
         view = self._view(entry, output)
-        if self._is_held:
+        if self._had_ended:
             yield change("cell", f"cell-{item.execution_id}", self._pages.cell(view), id=item.id)
             return
         yield change("replace", f"head-{item.execution_id}", self._pages.cell_head(view))
@@ -328,7 +330,7 @@ class SessionPageStream:
             f"end-{item.execution_id}",
             self._pages.cell_end(view),
             id=item.id,
-            ended=f"{view.label} {view.words}",
+            ended=f"{view.label} {view.status_text}",
         )
 
     def _rewindable_cells(self, rewindable: list[str]) -> Iterator[dict[str, str]]:

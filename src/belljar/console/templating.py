@@ -9,7 +9,9 @@ import gzip
 import hashlib
 import importlib
 import re
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -84,8 +86,9 @@ def _environment() -> Any:
         auto_reload=False,
     )
     environment.globals["static"] = static_url
-    environment.filters["bytes"] = size_words
-    environment.filters["duration"] = duration_words
+    environment.globals |= {"ago": ago, "until": until, "spark": spark_points}
+    environment.filters["bytes"] = size_text
+    environment.filters["duration"] = duration_text
     environment.filters["short"] = short
     return environment
 
@@ -105,7 +108,7 @@ def short(identifier: str) -> str:
     return identifier[:8]
 
 
-def size_words(size: float) -> str:
+def size_text(size: float) -> str:
     """Return a number of bytes as people read it."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
@@ -114,7 +117,7 @@ def size_words(size: float) -> str:
     return ""
 
 
-def duration_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration as people read it."""
     if seconds < 0.001:
         return "under 1 ms"
@@ -127,3 +130,38 @@ def duration_words(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
+def _age_s(time_iso: str) -> float:
+    return time.time() - datetime.fromisoformat(time_iso).timestamp()
+
+
+def ago(time_iso: str) -> str:
+    """Return how long ago a time was, in words."""
+    age_s = _age_s(time_iso)
+    return "just now" if age_s < 5 else f"{_rough(age_s)} ago"
+
+
+def until(time_iso: str) -> str:
+    """Return how long until a time, in words."""
+    left_s = -_age_s(time_iso)
+    return f"in {_rough(left_s)}" if left_s > 0 else "now"
+
+
+def _rough(seconds: float) -> str:
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return f"{int(seconds)} s"
+
+
+def spark_points(values: list[float], width: int = 96, height: int = 20, most: float = 0.001) -> str:
+    """Return the points of a line through values, for a picture of this size that reaches up to `most` at least."""
+    if len(values) < 2:
+        return ""
+    most = max(*values, most)
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{height - 1 - value / most * (height - 2):.1f}" for place, value in enumerate(values)
+    )

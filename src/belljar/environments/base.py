@@ -29,7 +29,7 @@ print(json.dumps({
     "tag": "%s-%s" % (sys.implementation.cache_tag, sysconfig.get_platform()),
 }))
 """
-_WORDS_LIMIT = 2_000
+_OUTPUT_CHARS = 2_000
 _LINKS_LIMIT = 40
 # Every sandbox shows these already, so an environment need not list them as readable.
 _SYSTEM_TREES = tuple(Path(tree) for tree in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"))
@@ -84,9 +84,9 @@ class Interpreter:
 
 def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
     """Run an interpreter once, isolated from the caller's variables and folders, and return what it reports."""
-    status, answer, words = run_briefly([str(python), "-I", "-c", _INSPECTION], timeout_s)
+    status, answer, errors = run_briefly([str(python), "-I", "-c", _INSPECTION], timeout_s)
     if status:
-        raise EnvironmentBroken(f"{python} does not run: {last_words(words) or f'it ended with status {status}'}")
+        raise EnvironmentBroken(f"{python} does not run: {end_of(errors) or f'it ended with status {status}'}")
     try:
         facts = json.loads(answer.rstrip().rpartition("\n")[2])
         return Interpreter(
@@ -99,7 +99,7 @@ def inspect_interpreter(python: Path, *, timeout_s: float = 30) -> Interpreter:
             tag=str(facts["tag"]),
         )
     except (ValueError, KeyError, TypeError):
-        raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {last_words(answer)!r}") from None
+        raise EnvironmentBroken(f"{python} is not a Python interpreter: it answered {end_of(answer)!r}") from None
 
 
 def describe(
@@ -133,19 +133,19 @@ def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
         raise EnvironmentBroken(f"{command[0]} does not run: {error.strerror}") from error
     with process:
         try:
-            answer, words = process.communicate(timeout=timeout_s)
+            answer, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             # Kill the whole process group, because children of a wrapper script hold the pipes too, and leaving the
             # `with process` block would wait for them.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise EnvironmentBroken(f"{command[0]} gave no answer in {timeout_s:g} s") from None
-    return process.returncode, answer, words
+    return process.returncode, answer, errors
 
 
-def last_words(words: str) -> str:
+def end_of(output: str) -> str:
     """Return the end of a command's output."""
-    return words.strip()[-_WORDS_LIMIT:]
+    return output.strip()[-_OUTPUT_CHARS:]
 
 
 def _readable(python: Path, interpreter: Interpreter) -> tuple[Path, ...]:

@@ -221,10 +221,10 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> _Manifest:
     if member is None or content is None or member.size > _MANIFEST_BYTES:
         raise InvalidArgument(f"{file} is no bundle of belljar's", hint="Make one: belljar env bundle FILE")
     try:
-        words: dict[str, Any] = json.loads(content.read())
-        if words["form"] != _FORM:
+        manifest: dict[str, Any] = json.loads(content.read())
+        if manifest["form"] != _FORM:
             raise InvalidArgument(
-                f"{file} was made by belljar {words['belljar']}, in a form that this one does not know",
+                f"{file} was made by belljar {manifest['belljar']}, in a form that this one does not know",
                 hint="Use the same version of belljar on both hosts",
             )
         parts = [
@@ -232,9 +232,9 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> _Manifest:
                 "support" if each["kind"] == "support" else "environment",
                 *(str(each[name]) for name in ("name", "recipe", "prefix")),
             )
-            for each in words["parts"]
+            for each in manifest["parts"]
         ]
-        return _Manifest(str(words["tag"]), str(words["libc"]), str(words["belljar"]), parts)
+        return _Manifest(str(manifest["tag"]), str(manifest["libc"]), str(manifest["belljar"]), parts)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidArgument(f"{file} does not say in order what is in it", hint="Make it again") from None
 

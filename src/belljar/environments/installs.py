@@ -98,7 +98,7 @@ class WheelFetch:
         hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
         options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
         answer = await self._uv(*options, *(_spell(each) for each in wanted))
-        return _read_plan(answer.words)
+        return _read_plan(answer.output)
 
     async def fetch(self, pins: Pins) -> None:
         """Install exactly these versions, without dependencies, into the tree."""
@@ -135,9 +135,9 @@ def _is_fit(name: str, version: Version, wanted: list[Requirement]) -> bool:
     )
 
 
-def _read_plan(words: str) -> Pins:
+def _read_plan(output: str) -> Pins:
     try:
-        return {canonicalize_name(line["name"]): Version(line["version"]) for line in _ADDITION.finditer(words)}
+        return {canonicalize_name(line["name"]): Version(line["version"]) for line in _ADDITION.finditer(output)}
     except InvalidVersion as error:
         raise UvError(f"uv's plan cannot be read: {error}") from error
 

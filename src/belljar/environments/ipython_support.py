@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from belljar.environments.base import Interpreter, last_words, run_briefly
+from belljar.environments.base import Interpreter, end_of, run_briefly
 from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.own_packages import copy_packages, own_packages
@@ -67,11 +67,11 @@ async def provide(
 def check_support(interpreter: Interpreter, folder: Path) -> None:
     """Check that IPython imports, because the environment's own packages come first and may be too old for it."""
     command = [str(interpreter.executable), "-I", "-c", _PROBE, str(folder)]
-    status, _, words = run_briefly(command, _PROBE_TIMEOUT_S)
+    status, _, errors = run_briefly(command, _PROBE_TIMEOUT_S)
     if status:
         raise EnvironmentBroken(
             f"IPython does not run in {interpreter.executable}, where it meets packages that are there already: "
-            f"{last_words(words).rpartition(chr(10))[2]}",
+            f"{end_of(errors).rpartition(chr(10))[2]}",
             hint=f"Install it there: uv pip install --python {interpreter.executable} ipython",
         )
 

@@ -113,7 +113,7 @@ async def check_index() -> HostCheck:
     began_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="belljar-index-") as folder:
         answer, plan = await _ask_index("", Path(folder))
-        pages, planned = [*_index_pages(answer.words)], await to_thread.run_sync(_text, plan)
+        pages, planned = [*_index_pages(answer.output)], await to_thread.run_sync(_text, plan)
     where = _shown(pages[0]) if pages else next(iter(map(_shown, uv_places(os.environ))), "the index")
     if not answer.status:
         urls: list[str] = _FETCHED.findall(planned)
@@ -160,7 +160,7 @@ async def _probe_index(index: str, folder: Path) -> tuple[list[str], list[str], 
     if answer.status:
         log.warning("packages: an index did not tell where its files are, only its own host is allowed")
     planned = await to_thread.run_sync(_text, plan)
-    return [*_index_pages(answer.words)], _FETCHED.findall(planned), not answer.status
+    return [*_index_pages(answer.output)], _FETCHED.findall(planned), not answer.status
 
 
 async def _ask_index(index: str, folder: Path) -> tuple[UvAnswer, Path]:
@@ -176,9 +176,9 @@ async def _ask_index(index: str, folder: Path) -> tuple[UvAnswer, Path]:
     return await run_uv(command, directory=folder, timeout_s=_PROBE_TIMEOUT_S, variables=patience), plan
 
 
-def _index_pages(words: str) -> Iterator[str]:
+def _index_pages(output: str) -> Iterator[str]:
     """Yield the pages of the probed package in uv's output; other URLs in it are not of an index."""
-    for line in words.splitlines():
+    for line in output.splitlines():
         for url in _FETCHED.findall(line):
             if f"/{_PROBE}/" in url:
                 yield url

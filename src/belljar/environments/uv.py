@@ -55,12 +55,12 @@ class UvAnswer:
     """uv's exit status and its output."""
 
     status: int
-    words: str
+    output: str
 
     @property
     def complaint(self) -> str:
         """Return uv's error message, without the progress lines before it."""
-        lines = self.words.strip().splitlines()
+        lines = self.output.strip().splitlines()
         start = next((number for number, line in enumerate(lines) if line.startswith("error:")), None)
         kept = lines[start:] if start is not None else [line for line in lines if not line.startswith(_CHATTER)]
         return "\n".join(kept).strip()[-_COMPLAINT_LIMIT:] or f"uv ended with status {self.status}"
@@ -275,8 +275,8 @@ async def _run_guarded(
         os.close(lifeline)
     try:
         with anyio.fail_after(timeout_s):
-            words = await listen(process.stderr, on_line) if process.stderr else ""
-            return UvAnswer(await process.wait(), words)
+            output = await listen(process.stderr, on_line) if process.stderr else ""
+            return UvAnswer(await process.wait(), output)
     except TimeoutError:
         return stopped_after(timeout_s)
     finally:

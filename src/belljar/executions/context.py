@@ -129,7 +129,7 @@ class ExecutionContext(Protocol):
         """Pass a widget's message to the front ends that show it; return False when there are none."""
         ...
 
-    def take_back(self, since: str) -> list[str]:
+    def undo_since(self, since: str) -> list[str]:
         """Put an execution and those after it on record as undone; return their ids."""
         ...
 

@@ -457,7 +457,7 @@ class Execution:
     async def _record(self, event: Event, kernel: Kernel, stopper: Stopper) -> None:
         """Record what the screens (filters for output) leave of an event; ask the person what `input()` then asks."""
         if self._gpu_use is not None:
-            self._gpu_use.hear(event)
+            self._gpu_use.on_event(event)
         for passed in await self._transcript.screens.apply(event):
             if isinstance(passed, CommMessage) or (isinstance(passed, ClearOutput) and passed.in_widget):
                 # For the front ends that show widgets, if there are any; neither recorded nor shown to the agent.
@@ -500,7 +500,7 @@ class Execution:
         loss = await session_kernel.on_death(cause or death.message)
         outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", loss.state, loss.lost
         if loss.is_rewound:
-            undone = self._session.take_back(loss.since or self.id)
+            undone = self._session.undo_since(loss.since or self.id)
             self._transcript.notice(rewound_text(len(undone)))
         if cause:
             outcome.status = "out_of_memory" if fatal else "died"
@@ -526,7 +526,7 @@ class Execution:
         quota, incidents = self._session.quota, kernel.incidents()
         if self._gpu_use is not None:
             incidents += await self._gpu_use.incidents(kernel)
-        await quota.look_if_more_than_half(seen, is_all=is_all)
+        await quota.measure_if_over_half(seen, is_all=is_all)
         if quota.is_over and self._outcome.cause is None:
             incidents.append(Incident("disk_full", f"folder {quota.detail}: delete files before writing more"))
         for incident in incidents:

@@ -16,7 +16,7 @@ from belljar.sandboxes.base import Incident
 # How libraries say that a GPU has no memory left: torch and CuPy by the error's name, JAX, Numba and CUDA itself in
 # words. MemoryError is not among them, because it means the host's memory.
 _NAMES = ("OutOfMemoryError",)
-_WORDS = (
+_MESSAGES = (
     *("CUDA out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "HIP out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "RESOURCE_EXHAUSTED: Out of memory"),
 )
@@ -40,7 +40,7 @@ class GpuUse:
                 outcome.gpu_memory_mb = peak.mb
         outcome.gpu_memory_mb = max(outcome.gpu_memory_mb, peak.mb)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Note an error of the cell."""
         if isinstance(event, Raised):
             self._has_raised, self._is_short = True, is_shortage(event.name, event.message)
@@ -57,7 +57,7 @@ class GpuUse:
 
 def is_shortage(name: str, message: str) -> bool:
     """Return whether an error of a cell says that its GPU has no memory left."""
-    return name.rpartition(".")[2] in _NAMES or any(words in message for words in _WORDS)
+    return name.rpartition(".")[2] in _NAMES or any(text in message for text in _MESSAGES)
 
 
 def with_gpu_memory(cause: str, held_mb: float) -> str:

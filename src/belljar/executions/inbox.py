@@ -291,8 +291,8 @@ def _is_number(value: object) -> bool:
 
 
 def _message(question: Question) -> str:
-    words = f"{question.message}\nOpen {question.url} first." if question.url else question.message
-    return printable(words)[:MAX_MESSAGE_CHARS]
+    message = f"{question.message}\nOpen {question.url} first." if question.url else question.message
+    return printable(message)[:MAX_MESSAGE_CHARS]
 
 
 def _put_at(question: InboxQuestion) -> str:

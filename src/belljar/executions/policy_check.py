@@ -12,7 +12,7 @@ from belljar.toolbox.question_subjects import SubjectFinding, code_subject
 from belljar.toolbox.texts import one_line, visible
 
 MAX_CODE_CHARS = 2_000
-MAX_WORDS_CHARS = 200
+MAX_FINDING_CHARS = 200
 HINT = "Write it another way: the policy of this server does not allow that"
 
 
@@ -50,13 +50,13 @@ async def check_policy(
             raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=HINT)
     elif "warn" in decisions:
         record("allowed")
-    own = [f"the policy warns: {in_words(inspection)}"] if inspection.decision == "warn" else []
+    own = [f"the policy warns: {inspection_text(inspection)}"] if inspection.decision == "warn" else []
     return [*own, *(verdict.reason for verdict in verdicts if verdict.decision == "warn")]
 
 
 def _reasons(decision: str, inspection: Inspection, verdicts: Sequence[Verdict]) -> str:
     """Return why a cell is refused or asked about: what the policy found, and what plugins say."""
-    own = [in_words(inspection)] if inspection.decision == decision else []
+    own = [inspection_text(inspection)] if inspection.decision == decision else []
     return "; ".join([*own, *(verdict.reason for verdict in verdicts if verdict.decision == decision)])
 
 
@@ -74,10 +74,10 @@ def subject_findings(inspection: Inspection) -> list[SubjectFinding]:
     ]
 
 
-def in_words(inspection: Inspection) -> str:
+def inspection_text(inspection: Inspection) -> str:
     """Return each finding with its line and its rule, as one sentence."""
     return "; ".join(
-        f"line {finding.line}: {one_line(finding.what, MAX_WORDS_CHARS)} "
+        f"line {finding.line}: {one_line(finding.what, MAX_FINDING_CHARS)} "
         f"({finding.rule}{': ' + reason if reason else ''})"
         for finding, reason in zip(inspection.findings, inspection.reasons, strict=True)
     )

@@ -39,8 +39,8 @@ def input_question(request: InputRequest) -> Question:
 
 def question_text(question_id: str, question: Question, *, where: str) -> str:
     """Return, for the agent, what a person is asked and where it can be answered; `where` is outside the client."""
-    words = " ".join(question.message.split())
-    shown = words if len(words) <= MAX_SHOWN_CHARS else f"{words[: MAX_SHOWN_CHARS - 1]}…"
+    message = " ".join(question.message.split())
+    shown = message if len(message) <= MAX_SHOWN_CHARS else f"{message[: MAX_SHOWN_CHARS - 1]}…"
     places = [] if question.in_console else ["in your client, if it can ask"]
     if where:
         places.append(f"{where} `belljar inbox answer {question_id}`")

@@ -52,14 +52,14 @@ def open_owner_folders(settings: Settings) -> OwnerFolders | None:
 class SharedFolder:
     """One session's copy of its owner's folder.
 
-    `memory` is a file on the host, outside the session's reach, with the stamps of files that were equal in both.
+    `stamps_file` is on the host, outside the session's reach. It has the stamps of files that were equal in both.
     """
 
-    def __init__(self, owner_folder: OwnerFolder, workspace: Workspace, memory: Path) -> None:
+    def __init__(self, owner_folder: OwnerFolder, workspace: Workspace, stamps_file: Path) -> None:
         self._owner_folder = owner_folder
         self._workspace = workspace
-        self._memory = memory
-        self._same = _read_memory(memory)
+        self._stamps_file = stamps_file
+        self._same = _read_stamps(stamps_file)
         """By name: the file's stamps in the session and in the owner's folder when both had the same content."""
         self._version = -1
         self._is_rewound = False
@@ -124,11 +124,11 @@ class SharedFolder:
                 room_bytes -= stamp[1]
         self._is_rewound = False
         if self._same != before:
-            self._remember()
+            self._write_stamps()
         return _notices("not brought in", missing)
 
     def _is_wanted(self, name: str, there: Stamp, here: Stamp | None) -> bool:
-        """Return whether the owner's file replaces this session's."""
+        """Return whether the owner's file replaces this session's; note the stamps of two that are the same."""
         known = self._same.get(name)
         if here is None or self._is_rewound:
             # A known file that a background process deleted here between cells is deleted from the owner's folder after
@@ -150,22 +150,22 @@ class SharedFolder:
         unkept: list[str] = []
         with self._owner_folder.locked():
             is_current = self._owner_folder.version() == self._version
-            held = self._owner_folder.files()
+            owner_files = self._owner_folder.files()
             # Delete only files that are missing from an existing folder. If `workspace/` itself was deleted or renamed,
             # it is copied in again.
             is_there = self._is_folder()
             for name in gone:
-                _, there = self._same.pop(name)
-                if is_there and held.get(name) == there:
+                _, stamp = self._same.pop(name)
+                if is_there and owner_files.get(name) == stamp:
                     self._owner_folder.remove(name)
-                    del held[name]
+                    del owner_files[name]
             for name in changed:
                 try:
-                    self._same[name] = self._put(name, held)
+                    self._same[name] = self._put(name, owner_files)
                 except BelljarError as error:
                     unkept.append(f"{shown(name)} ({_reason(error)})")
             self._version = self._owner_folder.version() if is_current and is_there else -1
-        self._remember()
+        self._write_stamps()
         return _notices("not kept for other sessions", unkept)
 
     def _is_folder(self) -> bool:
@@ -175,26 +175,26 @@ class SharedFolder:
             return False
         return True
 
-    def _put(self, name: str, held: dict[str, Stamp]) -> tuple[Stamp, Stamp]:
+    def _put(self, name: str, owner_files: dict[str, Stamp]) -> tuple[Stamp, Stamp]:
         file, status = self._workspace.open_read(_PREFIX + name)
         with file:
-            return stamp_of(status), self._owner_folder.put(name, file.fileno(), held)
+            return stamp_of(status), self._owner_folder.put(name, file.fileno(), owner_files)
 
     def _stamp_here(self, name: str) -> Stamp:
         file, status = self._workspace.open_read(_PREFIX + name)
         file.close()
         return stamp_of(status)
 
-    def _remember(self) -> None:
+    def _write_stamps(self) -> None:
         try:
-            write_file(self._memory, json.dumps(self._same))
+            write_file(self._stamps_file, json.dumps(self._same))
         except OSError as error:
             log.warning("what is the same in workspace/ could not be noted: %s", error.strerror)
 
 
-def _read_memory(memory: Path) -> dict[str, tuple[Stamp, Stamp]]:
+def _read_stamps(file: Path) -> dict[str, tuple[Stamp, Stamp]]:
     try:
-        kept: Any = json.loads(memory.read_text("utf-8"))
+        kept: Any = json.loads(file.read_text("utf-8"))
         return {str(name): (_stamp(here), _stamp(there)) for name, (here, there) in kept.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -23,11 +23,11 @@ _NO_LIMIT = 2**62
 # The fastest that a cell can write to the page cache: the less space is left, the sooner the next measurement.
 FASTEST_BYTES_S = 2_000_000_000
 FASTEST_FILES_S = 200_000
-SHORTEST_S = 0.05
-BUSY_S = 1.0
-IDLE_S = 5.0
+MIN_PAUSE_S = 0.05
+MAX_BUSY_PAUSE_S = 1.0
+MAX_IDLE_PAUSE_S = 5.0
 # The pause is at least this many times as long as the measurement, which is slow in a large folder.
-REST_PER_LOOK = 10
+PAUSE_PER_MEASUREMENT = 10
 
 
 class DiskQuota:
@@ -73,21 +73,21 @@ class DiskQuota:
             return _NO_LIMIT
         return 0 if self.is_over else self._limit - self.used
 
-    async def look(self) -> None:
+    async def measure(self) -> None:
         """Measure the folders now: small ones here, because a thread would cost more than they do."""
         if self._limit:
             self._usage = small_usage(self._folders) or await asyncio.to_thread(usage, self._folders)
             self._is_measured = True
 
-    async def look_if_more_than_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
+    async def measure_if_over_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
         """Measure if the usage that a scan has seen is over half of a limit, or if the scan was not complete."""
         is_much = 2 * seen.size_bytes > self._limit or 2 * seen.files > self._files_limit
         if self._limit and (self.is_over or is_much or not is_all):
-            await self.look()
+            await self.measure()
 
     async def check_room(self, size: int) -> None:
         """Refuse a file of `size` bytes that would not fit."""
-        await self.look()
+        await self.measure()
         if self._limit and (self.used + size > self._limit or self._usage.files + 1 > self._files_limit):
             raise TooLarge(
                 f"disk_full: the session folder {self.detail}, and {size:,} bytes more do not fit",
@@ -105,15 +105,15 @@ class DiskQuota:
             # A measurement after a cell counts too: the next cell is not stopped for what that one wrote, unless that
             # is far too much. What was written before the first measurement does not count as growth.
             latest = self._usage if self._is_measured else None
-            await self.look()
+            await self.measure()
             cost_s = loop.time() - began
             is_still = self._usage == seen
             if (self.is_over and self._has_grown(latest)) or (self.is_far_over and self._has_grown(seen)):
                 on_growth()
             seen = self._usage
-            longest_s = IDLE_S if is_still and not is_busy() else BUSY_S
+            longest_s = MAX_IDLE_PAUSE_S if is_still and not is_busy() else MAX_BUSY_PAUSE_S
             pause_s = min(longest_s, longest_s if self.is_over and is_still else self._full_in_s())
-            await asyncio.sleep(max(SHORTEST_S, pause_s, REST_PER_LOOK * cost_s))
+            await asyncio.sleep(max(MIN_PAUSE_S, pause_s, PAUSE_PER_MEASUREMENT * cost_s))
 
     def _has_grown(self, before: FolderUsage | None) -> bool:
         return before is not None and (self.used > before.size_bytes or self._usage.files > before.files)

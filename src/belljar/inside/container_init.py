@@ -153,9 +153,9 @@ def _control(option: int, *values: int) -> None:
         raise OSError(number, f"prctl {option}: {os.strerror(number)}")
 
 
-def _fail(words: str, status: int) -> None:
+def _fail(message: str, status: int) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"belljar: {words}\n".encode(errors="replace"))
+        os.write(2, f"belljar: {message}\n".encode(errors="replace"))
     os._exit(status)
 
 

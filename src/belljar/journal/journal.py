@@ -136,7 +136,7 @@ class Journal(JournalWriter):
 
     def start(self, execution_id: str) -> None:
         """Record that the code of an execution is about to run."""
-        submitted = self.take_back(execution_id)
+        submitted = self.cancel_deferred(execution_id)
         if submitted is None:
             self.write_and_commit(_START, (time.time(), execution_id))
         else:

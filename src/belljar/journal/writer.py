@@ -105,14 +105,14 @@ class JournalWriter:
         return changed
 
     def defer(self, name: str, statement: str, values: tuple[Any, ...]) -> None:
-        """Make a change with the next commit, within `COMMIT_S`, unless it is taken back by its name before."""
+        """Make a change with the next commit, within `COMMIT_S`, unless `cancel_deferred` gets its name before."""
         self._deferred[name] = JournalChange(statement, values)
         self._commit_soon()
 
-    def take_back(self, name: str) -> tuple[Any, ...] | None:
+    def cancel_deferred(self, name: str) -> tuple[Any, ...] | None:
         """Cancel a deferred change and return its values; None if there is none or it was made already."""
-        held = self._deferred.pop(name, None)
-        return held.values if held else None
+        change = self._deferred.pop(name, None)
+        return change.values if change else None
 
     def write_deferred(self) -> None:
         """Make the deferred changes now, in order."""

@@ -105,8 +105,8 @@ class BelljarKernel(Kernel):
 
     async def _follow(self, attached: AttachedSession) -> None:
         try:
-            async with aclosing(attached.news()) as news:
-                async for item in news:
+            async with aclosing(attached.events()) as events:
+                async for item in events:
                     self._publish_event(attached, item)
         finally:
             for cell in {*self._cells.values(), *([self._current] if self._current else [])}:

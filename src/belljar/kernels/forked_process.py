@@ -71,7 +71,7 @@ class ForkedProcess:
         self._status = UNKNOWN_STATUS
         self._received = bytearray()
         self._has_ended = asyncio.Event()
-        self._is_closed_or_met = asyncio.Event()
+        self._is_closed_or_watched = asyncio.Event()
         self._pidfd = -1
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
@@ -88,12 +88,12 @@ class ForkedProcess:
             os.close(self._writing)
             self._writing = -1
 
-    def meet(self, pid: int) -> None:
-        """Note the pid that the fork's first message came from, and watch that process; may be called twice."""
+    def watch_pid(self, pid: int) -> None:
+        """Watch the process that the fork's first message came from; may be called twice."""
         if self.pid:
             return
         self.pid = pid
-        self._is_closed_or_met.set()
+        self._is_closed_or_watched.set()
         if self.has_keeper or self._has_ended.is_set():
             return
         if (pidfd := open_pidfd(pid)) is None:
@@ -108,7 +108,7 @@ class ForkedProcess:
             return  # the keeper has the pipe open for as long as the fork lives
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PARENT_TIMEOUT_S):
-                await self._is_closed_or_met.wait()
+                await self._is_closed_or_watched.wait()
 
     @property
     def listening_end(self) -> int:
@@ -132,7 +132,7 @@ class ForkedProcess:
 
     async def wait(self) -> int:
         """Wait for the end and return the exit status; negative for a signal."""
-        await self._is_closed_or_met.wait()
+        await self._is_closed_or_watched.wait()
         if self.pid:
             await self._has_ended.wait()
         return self._status
@@ -180,7 +180,7 @@ class ForkedProcess:
             asyncio.get_running_loop().remove_reader(self._reading)
             os.close(self._reading)
             self._reading = -1
-        self._is_closed_or_met.set()
+        self._is_closed_or_watched.set()
 
     def close(self) -> None:
         """Stop watching the process and release the descriptors; may be called twice."""
@@ -211,7 +211,7 @@ async def request_fork(
     descriptors = [*fork_wire.child_ends, forked.child_end]
     if entry is not None:
         descriptors += [entry.holder, *entry.groups]
-        more["entry"] = _entry_words(entry)
+        more["entry"] = _entry_fields(entry)
     message = {
         "op": "fork",
         "is_elsewhere": is_elsewhere,
@@ -238,10 +238,10 @@ async def move_into_sandbox(wire: Wire, nested: ForkedSandbox, sandbox: Sandbox)
     entry = nested.entry()
     # Code of a session could keep the descriptor of a control group and leave its own group by it. So the fork gets
     # none, and the host moves it.
-    await wire.send(_entry_words(entry), [entry.holder])
+    await wire.send(_entry_fields(entry), [entry.holder])
 
 
-def _entry_words(entry: NamespaceEntry) -> dict[str, int]:
+def _entry_fields(entry: NamespaceEntry) -> dict[str, int]:
     return {"flags": entry.flags, "uid": entry.identity.uid, "gid": entry.identity.gid}
 
 

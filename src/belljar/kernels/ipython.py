@@ -437,7 +437,7 @@ class IPythonKernel:
                         await as_checkpoint_process(checkpoint).wire.expect(protocol.ForkedMessage)
                     )
             await move_into_sandbox(wire, nested, sandbox)
-            kernel = await meet_fork(wire, forked, sandbox, self.environment)
+            kernel = await await_fork(wire, forked, sandbox, self.environment)
             nested.admit(forked.pid)
         except BaseException:
             wire.close()
@@ -490,7 +490,7 @@ class IPythonKernel:
             async with fork_timeout():
                 await request_fork(checkpoint.wire, wire, forked, change, is_elsewhere=False, id=0)
                 self._check_forked(await checkpoint.wire.expect(protocol.ForkedMessage))
-            kernel = await meet_fork(wire, forked, self.sandbox, self.environment)
+            kernel = await await_fork(wire, forked, self.sandbox, self.environment)
             await kernel._check_answers()
         except BaseException:
             wire.close()
@@ -572,7 +572,7 @@ class IPythonKernel:
         return self._usage.cpu_s()
 
 
-async def meet_fork(wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
+async def await_fork(wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
     """Wait until a forked runner has attached, and return its kernel."""
     await await_ready(wire, sandbox, forked, FORK_TIMEOUT_S)
     return IPythonKernel(wire, sandbox, forked, environment)

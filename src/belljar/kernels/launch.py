@@ -23,11 +23,11 @@ from belljar.sandboxes.base import HOLD, Sandbox, SandboxProcess
 # The runner is loaded by path under a name of its own, because the session's Python need not have belljar and the
 # session's sys.path must not get our folder.
 _BOOTSTRAP = (
-    "import importlib.util as u, sys; path, support, part, *words = sys.argv[1:]; sys.argv = ['']; "
+    "import importlib.util as u, sys; path, support, part, *arguments = sys.argv[1:]; sys.argv = ['']; "
     "sys.path += [support] if support else []; "
     "spec = u.spec_from_file_location('belljar_runner', path + '/__init__.py', submodule_search_locations=[path]); "
     "module = u.module_from_spec(spec); sys.modules['belljar_runner'] = module; spec.loader.exec_module(module); "
-    "from importlib import import_module; import_module('belljar_runner.' + part).main(*words)"
+    "from importlib import import_module; import_module('belljar_runner.' + part).main(*arguments)"
 )
 # The most that is kept of what a runner prints before it is ready, so that a flood does not fill our memory.
 _MAX_OUTPUT_TAIL = 2_000
@@ -92,7 +92,7 @@ async def await_ready(
             while True:
                 for item in await wire.receive():
                     if isinstance(process, ForkedProcess) and wire.peer_pid:
-                        process.meet(wire.peer_pid)
+                        process.watch_pid(wire.peer_pid)
                     if isinstance(item, Stream):
                         output = (output + item.text)[-_MAX_OUTPUT_TAIL:]
                     elif isinstance(item, protocol.ReadyMessage):

@@ -1,29 +1,34 @@
 """The contract between those who show sessions (the HTTP API, the console) and where the sessions are.
 
 `Access` says who asks, and the implementation decides: a session or an execution of another owner is answered exactly
-as an unknown one. Reading never wakes a session, marks it as used or keeps it open.
+as an unknown one. Reading never wakes a session, marks it as used or keeps it open. `models.py` has what is returned.
 """
 
 import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
-from belljar.models import (
-    ExecutionResult,
-    FileReference,
-    Model,
-    OutputEvent,
-    Rewinding,
-    SessionFork,
-    Status,
-    ToolCall,
-    Usage,
+from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
+from belljar.monitor.models import (
+    CallEntry,
+    EntryPage,
+    ExecutionEntry,
+    FileListing,
+    FilePart,
+    Followed,
+    Happening,
+    Health,
+    NameCompletion,
+    OutputLines,
+    SessionDetail,
+    SessionEntry,
+    UsageHistory,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +45,6 @@ MAX_COMPLETED_CHARS = 100_000
 MAX_MATCHES = 200
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
-UNFINISHED = ("queued", "running")
-"""The states of an execution that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,235 +59,6 @@ class Access:
     def may_see(self, owner: str) -> bool:
         """Return whether a session of this owner is visible to them."""
         return self.is_operator or owner == self.principal
-
-
-# What is shown
-
-SessionState = Literal["running", "idle", "fresh", "asleep", "gone"]
-ExecutionState = Literal["queued"] | Status
-Item = TypeVar("Item")
-
-
-class EntryPage(Model, Generic[Item]):
-    """A part of a list, newest first. `next` is the cursor of the part after it; null at the end."""
-
-    items: list[Item]
-    next: str | None = None
-
-
-class Server(Model):
-    """A server of the data directory."""
-
-    name: str
-    pid: int
-    version: str = ""
-    sessions: int
-    is_answering: bool = True
-
-
-class RunningCell(Model):
-    """The cell that a session runs now."""
-
-    execution_id: str
-    first_line: str
-    """Its first line that is no import and no comment, where it has one."""
-    since: str
-    running_s: float
-    asks: str = ""
-    """The first line of the question to a person that it waits with."""
-
-
-class SessionEntry(Model):
-    """A session in a list."""
-
-    session_id: str
-    owner: str
-    environment: str
-    state: SessionState
-    reason: str = ""
-    server: str = ""
-    created_at: str
-    last_used_at: str
-    expires_at: str = ""
-    executions: int = 0
-    checkpoints: int = 0
-    memory_mb: float = 0.0
-    cpu_percent: float = 0.0
-    memory_history: list[float] = []
-    """Resident memory in megabytes over the last minutes, oldest first."""
-    cpu_history: list[float] = []
-    last_status: ExecutionState | None = None
-    last_cause: str = ""
-    """The latest limit, timeout, interrupt or death; of a session that is not live, why it ended."""
-    now: RunningCell | None = None
-    rewindable: list[str] = []
-    """The executions before which a state of the session is held, oldest first."""
-
-
-class SessionDetail(SessionEntry):
-    """A session with all that is known of it."""
-
-    sandbox: str = ""
-    kernel: str = ""
-    limits: dict[str, float | None] = {}
-    variables: list[str] = []
-    """The names of its variables after its last cell."""
-    unkept: list[str] = []
-    """What of it could not be saved to disk when it was put to sleep."""
-    origin: str = ""
-    """The session that it is a fork of."""
-    origin_execution: str = ""
-    forks: list[str] = []
-
-
-class ExecutionEntry(Model):
-    """An execution without its output."""
-
-    execution_id: str
-    session_id: str
-    execution_count: int = 0
-    code: str
-    author: str = ""
-    """Who ran it; empty for the owner of the session."""
-    client: str = ""
-    status: ExecutionState
-    submitted_at: str
-    started_at: str | None = None
-    ended_at: str | None = None
-    usage: Usage = Usage()
-    error: str | None = None
-    cause: str | None = None
-    state: str = "kept"
-    lost: list[str] = []
-    files: list[FileReference] = []
-    is_undone: bool = False
-    is_dropped: bool = False
-    """Whether its output was dropped because the journal was full."""
-    output_bytes: int = 0
-    events: int = 0
-    """The number of its latest output event; 0 while it runs."""
-
-
-class CallEntry(Model):
-    """A tool call of an execution; arguments and results are not told."""
-
-    number: int
-    server: str
-    tool: str
-    state: Literal["started", "returned", "failed", "refused", "cancelled"]
-    started_at: str
-    duration_s: float
-    reason: str
-
-
-class OutputLines(Model):
-    """Some lines of an execution's output, from `first` on; lines are numbered from 1."""
-
-    first: int
-    lines: list[str]
-    total: int
-    is_complete: bool
-    """Whether the execution has ended, so that there will be no more lines."""
-    matches: list[int] = []
-    """The numbers of the lines that have the text that was searched for, the first 1,000."""
-
-
-class FileEntryInfo(Model):
-    """A file of a session."""
-
-    name: str
-    size: int
-    modified_at: str
-    mime_type: str
-
-
-class FileListing(Model):
-    """Files and folders right in a folder of a session, by name. `next` is the name to go on after."""
-
-    items: list[FileEntryInfo]
-    folders: list[str] = []
-    next: str | None = None
-
-
-class FilePart(Model):
-    """A part of a file of a session."""
-
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-    content: bytes
-    size: int
-    """The size of the whole file."""
-    version: str
-    """Changes when the file does."""
-
-
-class NameCompletion(Model):
-    """Names that fit at a place in code, and the span of the code that they replace."""
-
-    matches: list[str] = []
-    start: int = 0
-    end: int = 0
-
-
-class Health(Model):
-    """Whether the server works, and what it holds."""
-
-    status: Literal["ready", "not ready"]
-    checks: dict[str, str]
-    gauges: dict[str, float]
-    limits: dict[str, float | None] = {}
-    """What a session of this server may use; null for no limit."""
-    version: str
-    servers: list[Server]
-
-
-class UsageHistory(Model):
-    """What sessions used over the last 15 minutes, one value for each `interval_s`, oldest first and the last now."""
-
-    interval_s: float
-    gauges: dict[str, list[float]]
-    """Sessions that run, are idle or fresh, their memory in megabytes, and their share of a processor in percent."""
-
-
-# What happens
-
-FollowedKind = Literal["cell", "output", "tail", "ended", "undone", "question", "session", "gone", "reset"]
-
-
-class Tail(Model):
-    """The end of the output of a cell that printed more than a stream carries."""
-
-    execution_id: str
-    sequence: int
-    lines: int
-    chars: int
-    text: str
-
-
-class Followed(Model):
-    """One thing that happened in a session. `id` names its place, for a reader who comes back."""
-
-    kind: FollowedKind
-    id: str = ""
-    execution: ExecutionEntry | None = None
-    execution_id: str = ""
-    output: OutputEvent | None = None
-    tail: Tail | None = None
-    undone: list[str] = []
-    state: str = ""
-    """Of a question: `put`, or what became of it."""
-    session: SessionEntry | None = None
-
-
-class Happening(Model):
-    """One thing that happened to the sessions that the reader may see."""
-
-    id: str
-    kind: Literal["session", "execution", "question", "usage", "reset"]
-    state: str = ""
-    session_id: str = ""
-    execution_id: str = ""
-    at: str = ""
 
 
 # Cursors
@@ -492,21 +266,3 @@ class Monitor(Protocol):
     async def note_presence(self, access: Access) -> None:
         """Note that somebody who may answer questions looks on."""
         ...
-
-
-__all__ = [
-    "Access",
-    "CallEntry",
-    "EntryPage",
-    "ExecutionEntry",
-    "Followed",
-    "Happening",
-    "Health",
-    "InboxQuestion",
-    "Monitor",
-    "OutputLines",
-    "SessionDetail",
-    "SessionEntry",
-    "SessionFilter",
-    "ToolCall",
-]

@@ -5,8 +5,8 @@ import time
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.monitor.base import ExecutionEntry, RunningCell, SessionEntry
 from belljar.monitor.history import ExecutionRow
+from belljar.monitor.models import ExecutionEntry, RunningCell, SessionEntry
 from belljar.monitor.usage import UsageSampler
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
@@ -24,7 +24,7 @@ class Entries:
 
     def running(self, row: ExecutionRow) -> Execution | None:
         """Return the execution itself while its session is live here."""
-        session = self._registry.look_up(row.session_id)
+        session = self._registry.find_open(row.session_id)
         return session.queue.find(row.id) if session is not None else None
 
     def session(self, row: SessionRecord) -> SessionEntry:
@@ -43,7 +43,7 @@ class Entries:
             executions=row.executions,
             last_cause=row.end,
         )
-        session = self._registry.look_up(row.id)
+        session = self._registry.find_open(row.id)
         return self._with_life(entry, session) if session is not None else entry
 
     def _with_life(self, entry: SessionEntry, session: Session) -> SessionEntry:

@@ -11,16 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from belljar.executions.execution import Execution
-from belljar.monitor.base import (
-    BATCH_INTERVAL_S,
-    STREAM_CHARS,
-    UNFINISHED,
-    ExecutionEntry,
-    Followed,
-    SessionEntry,
-    Tail,
-)
+from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS
 from belljar.monitor.history import ExecutionRow, HistoryReader
+from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.sessions.changes import ChangeLog
 
 _TEXT = ("stdout", "stderr", "notice")

@@ -26,8 +26,9 @@ from belljar.journal.session_records import (
     session_record,
 )
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES, CallEntry, Tail
+from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES
 from belljar.monitor.line_index import LineIndexes, LinePage
+from belljar.monitor.models import CallEntry, Tail
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")

@@ -10,17 +10,13 @@ from pydantic import JsonValue
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
+from belljar.executions.inbox import InboxQuestion
 from belljar.journal.session_records import iso_ms
 from belljar.models import Rewinding, SessionFork
-from belljar.monitor.base import (
-    Access,
-    Followed,
-    Happening,
-    InboxQuestion,
-    SessionEntry,
-)
+from belljar.monitor.base import Access
 from belljar.monitor.follower import SessionFollower
 from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for
+from belljar.monitor.models import Followed, Happening, SessionEntry
 from belljar.monitor.packages import installing_cell
 from belljar.sessions.session import Session
 
@@ -115,7 +111,7 @@ class LocalMonitor(LocalViews):
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
         """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
         await self._row(access, session_id)
-        session = self._registry.look_up(session_id)
+        session = self._registry.find_open(session_id)
         if session is None:
             return []
         running = session.queue.running()
@@ -128,7 +124,7 @@ class LocalMonitor(LocalViews):
         """See `Monitor`."""
         row = await self._row(access, session_id)
         forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
-        if access.name and (session := self._registry.look_up(session_id)) is not None:
+        if access.name and (session := self._registry.find_open(session_id)) is not None:
             session.authors.note(f"{access.name} forked the session as {forked.session_id}")
         return forked
 
@@ -151,7 +147,7 @@ class LocalMonitor(LocalViews):
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
         """See `Monitor`."""
         session = await self._reach(access, session_id)
-        with session.held():
+        with session.in_use():
             await session.write_file(name, content)
         if access.name:
             session.authors.note(f"{access.name} put {name[:MAX_TEXT]!r} into the session folder")

@@ -14,14 +14,25 @@ from pydantic import JsonValue
 from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.monitor.base import (
     MAX_COMPLETED_CHARS,
     MAX_MATCHES,
-    UNFINISHED,
+    STREAM_CHARS,
     Access,
+    NotebookForm,
+    SessionFilter,
+    cursor_of,
+    place_of,
+)
+from belljar.monitor.decisions import read_decisions
+from belljar.monitor.entries import Entries
+from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
+from belljar.monitor.models import (
+    UNFINISHED,
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -29,21 +40,13 @@ from belljar.monitor.base import (
     FileListing,
     FilePart,
     Health,
-    InboxQuestion,
     NameCompletion,
-    NotebookForm,
     OutputLines,
     Server,
     SessionDetail,
     SessionEntry,
-    SessionFilter,
     UsageHistory,
-    cursor_of,
-    place_of,
 )
-from belljar.monitor.decisions import read_decisions
-from belljar.monitor.entries import Entries
-from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, list_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
@@ -166,7 +169,7 @@ class LocalViews:
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
         row = await self._row(access, session_id, is_counted=True)
-        live, settings = self._registry.look_up(session_id), self._registry.settings
+        live, settings = self._registry.find_open(session_id), self._registry.settings
         entry = self._entries.session(row)
         return SessionDetail(
             **entry.model_dump(),
@@ -217,7 +220,9 @@ class LocalViews:
         await self._execution_row(access, execution_id)
         return await self._history.output(execution_id, since, limit)
 
-    async def excerpt(self, access: Access, execution_id: str, upto: int = 0, chars: int = 20_000) -> list[OutputEvent]:
+    async def excerpt(
+        self, access: Access, execution_id: str, upto: int = 0, chars: int = STREAM_CHARS
+    ) -> list[OutputEvent]:
         """See `Monitor`."""
         await self._execution_row(access, execution_id)
         return await self._history.excerpt(execution_id, upto, chars)
@@ -294,7 +299,7 @@ class LocalViews:
     async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
         """See `Monitor`. Neither wakes the session nor counts as its use."""
         await self._row(access, session_id)
-        session = self._registry.look_up(session_id)
+        session = self._registry.find_open(session_id)
         if session is None or len(code) > MAX_COMPLETED_CHARS or cursor > len(code):
             return NameCompletion()
         found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
@@ -304,7 +309,7 @@ class LocalViews:
 
     async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
         """See `Monitor`."""
-        row, live = await self._row(access, session_id), self._registry.look_up(session_id)
+        row, live = await self._row(access, session_id), self._registry.find_open(session_id)
         names = live.session_kernel.variables if live else row.variables
         return await list_variables(live, row.state, [*names], max(0, offset), min(max(1, limit), MAX_LISTED))
 
@@ -323,12 +328,12 @@ class LocalViews:
         """See `Monitor`."""
         await self._row(access, session_id)
         part = table_part(offset, limit, first_column, columns, order)
-        return await table_rows(self._registry.look_up(session_id), name, part)
+        return await table_rows(self._registry.find_open(session_id), name, part)
 
     async def packages(self, access: Access, session_id: str) -> PackageList:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        folders, name = self._registry.look(session_id, row.principal)
+        folders, name = self._registry.folders_and_environment(session_id, row.principal)
         environment = self._registry.environments.find_ready(name)
         return await asyncio.to_thread(list_packages, name, folders.layer, environment)
 
@@ -357,7 +362,7 @@ class LocalViews:
 
     async def _workspace(self, access: Access, session_id: str) -> Workspace:
         row = await self._row(access, session_id)
-        folders, _ = self._registry.look(session_id, row.principal)
+        folders, _ = self._registry.folders_and_environment(session_id, row.principal)
         return Workspace(folders.workspace)
 
 

@@ -13,9 +13,10 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter
 
 from belljar import ipc
 from belljar.errors import BelljarError
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import (
-    Access,
+from belljar.monitor.base import Access, Monitor, SessionFilter
+from belljar.monitor.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -24,13 +25,10 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
-    InboxQuestion,
-    Monitor,
     NameCompletion,
     OutputLines,
     SessionDetail,
     SessionEntry,
-    SessionFilter,
     UsageHistory,
 )
 from belljar.monitor.packages import PackageList

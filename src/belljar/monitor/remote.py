@@ -27,10 +27,10 @@ from belljar.errors import (
     SessionNotFound,
     named_error,
 )
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import (
-    STREAM_CHARS,
-    Access,
+from belljar.monitor.base import STREAM_CHARS, Access, NotebookForm, SessionFilter, cursor_of
+from belljar.monitor.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -39,16 +39,12 @@ from belljar.monitor.base import (
     Followed,
     Happening,
     Health,
-    InboxQuestion,
     NameCompletion,
-    NotebookForm,
     OutputLines,
     Server,
     SessionDetail,
     SessionEntry,
-    SessionFilter,
     UsageHistory,
-    cursor_of,
 )
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
 from belljar.monitor.packages import PackageList

@@ -98,15 +98,15 @@ class Comparison:
             both = [bundle for bundle in (one, other) if bundle is not None]
             mime = _common(both)
             is_interactive = any(mime.startswith(_INTERACTIVE) for bundle in both for mime in bundle)
-            before += [] if one is None else [self._words(one, mime, is_interactive=is_interactive)]
-            after += [] if other is None else [self._words(other, mime, is_interactive=is_interactive)]
+            before += [] if one is None else [self._shown(one, mime, is_interactive=is_interactive)]
+            after += [] if other is None else [self._shown(other, mime, is_interactive=is_interactive)]
         return "\n".join(before), "\n".join(after)
 
-    def _words(self, bundle: Bundle, mime: str | None, *, is_interactive: bool) -> str:
-        words = self._normalised(text_in(bundle[mime])) if mime is not None else ""
+    def _shown(self, bundle: Bundle, mime: str | None, *, is_interactive: bool) -> str:
+        text = self._normalised(text_in(bundle[mime])) if mime is not None else ""
         # Front ends draw the same figure in different ways: interactive in one run, it may be a picture in the other.
         mark = "" if is_interactive else _picture_mark(bundle)
-        return f"{mark}{words}" or ("[interactive]" if is_interactive else f"[{', '.join(sorted(bundle))}]")
+        return f"{mark}{text}" or ("[interactive]" if is_interactive else f"[{', '.join(sorted(bundle))}]")
 
 
 def error_in(outputs: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ import re
 from html import escape
 from typing import Any
 
-from belljar.outputs.mime_bundles import PAGE, picture_in, words_in
+from belljar.outputs.mime_bundles import PAGE, picture_in, readable_text
 from belljar.outputs.page_style import CODE, TOKENS
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
@@ -104,7 +104,7 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
         kind = mime.partition("/")[0]
         if kind in _MEDIA and isinstance(value, str):
             return f'<{kind} controls src="data:{escape(mime)};base64,{escape(value)}"></{kind}>'
-    text, _ = words_in(bundle)
+    text, _ = readable_text(bundle)
     return f"<pre>{coloured(text)}</pre>"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from belljar.outputs.mime_bundles import RASTER, Picture, picture_in, words_in
+from belljar.outputs.mime_bundles import RASTER, Picture, picture_in, readable_text
 from belljar.outputs.notebook import UNDONE
 from belljar.outputs.terminal_text import as_plain, printable
 
@@ -50,9 +50,9 @@ def fenced(text: str, language: str = "text") -> str:
 
 def _status(cell: Any) -> str:
     notes = cell.metadata.get("belljar", {})
-    words = [str(notes.get("status", "running")).replace("_", " ")]
-    words += ["undone"] if UNDONE in cell.metadata.get("tags", []) else []
-    shown = [word for word in words if word != "ok"]
+    statuses = [str(notes.get("status", "running")).replace("_", " ")]
+    statuses += ["undone"] if UNDONE in cell.metadata.get("tags", []) else []
+    shown = [status for status in statuses if status != "ok"]
     return f" ({', '.join(shown)})" if shown else ""
 
 
@@ -65,5 +65,5 @@ def _output(output: Any, add: Callable[[Picture], str]) -> str:
         case _:
             if (picture := picture_in(output.data)) is not None:
                 return f"![output]({add(picture)})"
-            text, language = words_in(output.data)
+            text, language = readable_text(output.data)
             return fenced(as_plain(text), language) if text else ""

@@ -54,7 +54,7 @@ def is_readable(plain: object) -> bool:
     return isinstance(plain, str) and bool(plain) and not (plain.startswith("<") and plain.endswith(">"))
 
 
-def words_in(bundle: Mapping[str, Any]) -> tuple[str, str]:
+def readable_text(bundle: Mapping[str, Any]) -> tuple[str, str]:
     """Return the form to read, and what language it is in; of a bundle without text, the names of its forms."""
     plain = bundle.get(PLAIN)
     if is_readable(plain):

@@ -68,5 +68,5 @@ class PluginScreen:
         if self._has_noted:
             return []
         self._has_noted = True
-        words = f"the plugin {self._plugin.name} failed to look through the output, which is withheld: {self._failure}"
-        return [Notice(words)]
+        text = f"the plugin {self._plugin.name} failed to look through the output, which is withheld: {self._failure}"
+        return [Notice(text)]

@@ -1,4 +1,4 @@
-"""Kernel events to numbered output events: an execution's output in the form that is journalled and replayed.
+"""Turns kernel events into numbered output events, the form in which an execution's output is journalled and replayed.
 
 Before they are recorded, events pass the session's screens (redaction, output rules).
 """
@@ -150,9 +150,10 @@ class Recorder:
 # An escape sequence that has begun and not ended: text that follows may belong to it.
 _BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]{0,32})?\Z")
 _LONGEST_ESCAPE = 40
-_TIMEOUT = 16
+# A match that does not end is held back until there are as many characters as this many of the longest matches have.
+_MAX_HELD_MATCHES = 16
 # So much text takes a screen less than a millisecond; of digits alone, which code can choose, a hundred times that.
-_SMALL_CHARS = 256
+_MAX_INLINE_CHARS = 256
 
 
 class OutputScreen(Protocol):
@@ -182,7 +183,7 @@ class Screens:
         """Return what is left of an event behind the last screen. Large events are screened in a thread."""
         if not self._screens:
             return [event]
-        if _size(event) <= _SMALL_CHARS:
+        if _size(event) <= _MAX_INLINE_CHARS:
             return self._pass_on([event], self._screens)
         return await asyncio.to_thread(self._pass_on, [event], self._screens)
 
@@ -200,25 +201,25 @@ class Screens:
 
 
 def _size(event: Event) -> int:
-    """Return how many characters of an event are to be screened; more than `_SMALL_CHARS` where counting takes long."""
+    """Return how many characters are to be screened; more than `_MAX_INLINE_CHARS` where counting takes long."""
     match event:
         case Stream():
             return len(event.text)
         case DisplayData() | ExecuteResult():
-            return sum(len(form) if isinstance(form, str) else _SMALL_CHARS + 1 for form in event.data.values())
+            return sum(len(form) if isinstance(form, str) else _MAX_INLINE_CHARS + 1 for form in event.data.values())
         case CommMessage():
-            return _SMALL_CHARS + 1
+            return _MAX_INLINE_CHARS + 1
         case Raised():
             return len(event.message) + sum(map(len, event.traceback))
         case _:
             return 0
 
 
-class TailKeeper:
-    """Cuts a stream where nothing that is looked for can go on, so that the text before the cut is complete.
+class TailBuffer:
+    """Holds back the end of a stream, because a match in it may not be complete yet.
 
-    `breakers` are characters that cannot stand in what is looked for, and `longest` is how long that can be. `spans`
-    finds it: a piece without any breaker is cut between two of its findings.
+    `breakers` are characters that no match contains, and `longest` is the length of the longest match. `spans` finds
+    matches: a piece without any breaker is cut between two of them.
     """
 
     def __init__(self, breakers: str, *, longest: int, spans: Callable[[str], Iterable[tuple[int, int]]]) -> None:
@@ -248,6 +249,5 @@ class TailKeeper:
             place = end - self._longest
             within = next((span for span in self._spans(whole[cut:end]) if span[0] < place - cut < span[1]), None)
             place = cut + within[0] if within else place
-            # Something that does not end is held back no longer than this.
-            cut = place if place > cut or end - cut < _TIMEOUT * self._longest else end
+            cut = place if place > cut or end - cut < _MAX_HELD_MATCHES * self._longest else end
         return cut

@@ -6,7 +6,7 @@ Only the code of cells becomes code: output is in comments, and so is code that 
 import ast
 from typing import Any
 
-from belljar.outputs.mime_bundles import words_in
+from belljar.outputs.mime_bundles import readable_text
 from belljar.outputs.notebook import UNDONE
 from belljar.outputs.terminal_text import as_plain, printable
 
@@ -23,7 +23,7 @@ def _cell(cell: Any) -> str:
     tags = cell.metadata.get("tags", [])
     title = '# %% tags=["undone", "skip-execution"]' if UNDONE in tags else "# %%"
     code = _commented(cell.source) if UNDONE in tags else as_python(cell.source)
-    output = "\n".join(filter(None, map(_words, cell.outputs)))
+    output = "\n".join(filter(None, map(_text_of, cell.outputs)))
     shown = f"# Output:\n{_commented(output)}\n" if output else ""
     return f"\n{title}\n{code}\n{shown}"
 
@@ -53,12 +53,12 @@ def _commented(text: str) -> str:
     return "\n".join(f"# {printable(line)}".rstrip() for line in text.splitlines())
 
 
-def _words(output: Any) -> str:
+def _text_of(output: Any) -> str:
     match output.output_type:
         case "stream":
             text = output.text
         case "error":
             text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
         case _:
-            text, _ = words_in(output.data)
+            text, _ = readable_text(output.data)
     return as_plain(text).rstrip("\n")

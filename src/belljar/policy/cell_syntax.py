@@ -217,16 +217,16 @@ class _Reader:
 
     def _take(self, node: ast.Call, method: str, text: str, reading: Reading, depth: int) -> None:
         """Add to `reading` what one call of IPython's shell does."""
-        words = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
+        texts = [_text(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
         if method in _SHELL_METHODS:
             reading.escapes.append(Escape(node.lineno, SHELL))
             if method not in _PLAIN_SHELL_METHODS:
-                self._take_fields(words[0] if words else "", node.lineno, reading, depth)
-        elif method in _CODE_METHODS and words and words[0]:
-            reading.bodies.append(self.read(words[0], node.lineno, depth + 1))
-        elif method in _MAGIC_METHODS and words:
-            body = (words[2] or "") if method == "run_cell_magic" and len(words) > 2 else None
-            name, argument = _magic(words[:2])
+                self._take_fields(texts[0] if texts else "", node.lineno, reading, depth)
+        elif method in _CODE_METHODS and texts and texts[0]:
+            reading.bodies.append(self.read(texts[0], node.lineno, depth + 1))
+        elif method in _MAGIC_METHODS and texts:
+            body = (texts[2] or "") if method == "run_cell_magic" and len(texts) > 2 else None
+            name, argument = _magic(texts[:2])
             if name in _HELP_MAGICS and name not in text:
                 return
             reading.escapes.append(Escape(node.lineno, name))
@@ -297,12 +297,12 @@ def _parsed(text: str, first_line: int) -> ast.Module:
     return ast.increment_lineno(tree, first_line - 1) if first_line > 1 else tree
 
 
-def _magic(words: list[str | None]) -> tuple[str, str]:
+def _magic(texts: list[str | None]) -> tuple[str, str]:
     """Return the name of a magic and its argument; the name is empty if it is not a literal."""
-    if words[0] is None:
+    if texts[0] is None:
         return "", ""
     # IPython finds no magic in `% run x`; a policy treats it as `%run x`.
-    name, *rest = " ".join(word or "" for word in words).split(maxsplit=1) or [""]
+    name, *rest = " ".join(text or "" for text in texts).split(maxsplit=1) or [""]
     return name.lstrip("%"), "".join(rest)
 
 

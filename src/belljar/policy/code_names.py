@@ -74,11 +74,11 @@ class CodeNames:
         if not levels:
             return [ANY]
         if (answer := self._seen.get(node)) is None:
-            answer = self._looked_up(node, levels)
+            answer = self._resolve(node, levels)
             self._seen[node] = answer
         return answer
 
-    def _looked_up(self, node: ast.AST, levels: int) -> list[str]:
+    def _resolve(self, node: ast.AST, levels: int) -> list[str]:
         match node:
             case ast.Name():
                 found = [*self.origins.get(node.id, [node.id])]

@@ -28,7 +28,7 @@ SHORT_CODE_CHARS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rulebook:
+class CompiledPolicy:
     """A compiled policy, shared by the guards of all sessions."""
 
     policy: Policy
@@ -39,24 +39,26 @@ class Rulebook:
     """None if there is no policy, because then there are no decisions to log."""
 
 
-def rulebook(policy: Policy, log: DecisionLog | None = None) -> Rulebook:
+def compile_policy(policy: Policy, log: DecisionLog | None = None) -> CompiledPolicy:
     """Compile a policy."""
     inspector = Inspector(policy.code, is_strict=policy.strict)
-    return Rulebook(policy, checked(policy.tools), inspector, Rates(), log)
+    return CompiledPolicy(policy, checked(policy.tools), inspector, Rates(), log)
 
 
 class Guard:
     """Applies the policy to one session."""
 
-    def __init__(self, book: Rulebook, session_id: str = "", principal: str = "", folder: Path | None = None) -> None:
-        self._book = book
-        self.inspects_code = book.inspector.has_rules
+    def __init__(
+        self, compiled: CompiledPolicy, session_id: str = "", principal: str = "", folder: Path | None = None
+    ) -> None:
+        self._compiled = compiled
+        self.inspects_code = compiled.inspector.has_rules
         """Whether the policy has rules for code."""
-        self.filters_output = bool(book.policy.output)
+        self.filters_output = bool(compiled.policy.output)
         """Whether the policy has rules for output."""
         self._session_id = session_id
         self._principal = principal
-        self._memory = GuardState(folder if book.log is not None else None)
+        self._memory = GuardState(folder if compiled.log is not None else None)
 
     # Tool calls
 
@@ -66,7 +68,7 @@ class Guard:
         """Return whether a call may go out. A call that may counts towards the limits: judge each call once."""
         key = _key(server, tool)
         call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(key))
-        rules = [rule for rule in self._book.tools if rule.matches(call)]
+        rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if rules and (verdict := unfit_verdict(call)) is not None:
             return verdict
         values = call.values() if rules else {}
@@ -96,7 +98,7 @@ class Guard:
         because a reason could tell the code something about the values.
         """
         call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
-        rules = [rule for rule in self._book.tools if rule.matches(call)]
+        rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if not rules:
             return True
         values = call.values()
@@ -118,15 +120,15 @@ class Guard:
 
     def asks_once(self, verdict: Verdict) -> bool:
         """Return whether a yes to the rule of a verdict holds for the rest of the session."""
-        return any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._book.tools)
+        return any(rule.name == verdict.rule and rule.rule.ask_once for rule in self._compiled.tools)
 
     def wants_console(self, verdict: Verdict) -> bool:
         """Return whether the rule of a verdict wants its question answered outside the client."""
-        return any(rule.name == verdict.rule and rule.rule.answered_in == "console" for rule in self._book.tools)
+        return any(rule.name == verdict.rule and rule.rule.answered_in == "console" for rule in self._compiled.tools)
 
     def _decision(self, call: JudgedCall, rules: list[CheckedRule]) -> Verdict:
         """Return the verdict of the first rule that decides, or else the policy's default for such tools."""
-        policy = self._book.policy
+        policy = self._compiled.policy
         for rule in rules:
             if rule.rule.decision is not None:
                 return self._by_rule(rule)
@@ -160,18 +162,18 @@ class Guard:
     def _too_fast(self, rule: CheckedRule) -> str:
         if rule.rate is not None:
             number, period_s = rule.rate
-            wait_s = self._book.rates.wait_s((self._principal, rule.name), number, period_s)
+            wait_s = self._compiled.rates.wait_s((self._principal, rule.name), number, period_s)
             if wait_s > 0:
                 return f"{rule.rule.rate} is the most, try again in {wait_s:.1f} s"
         return ""
 
     def _count(self, key: str, rules: list[CheckedRule]) -> None:
-        if not self._book.tools:
+        if not self._compiled.tools:
             return
         self._memory.add(key, *(rule.name for rule in rules if rule.rule.max_calls is not None))
         for rule in rules:
             if rule.rate is not None:
-                self._book.rates.add((self._principal, rule.name), rule.rate[0])
+                self._compiled.rates.add((self._principal, rule.name), rule.rate[0])
 
     # Code
 
@@ -179,14 +181,14 @@ class Guard:
         """Inspect a cell before it runs; the caller then reports to `record_code_decision` what became of it."""
         if not self.inspects_code:
             return Inspection()
-        if environment.startswith(KERNEL_MARK) and self._book.policy.other_kernels == "deny":
+        if environment.startswith(KERNEL_MARK) and self._compiled.policy.other_kernels == "deny":
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
             return Inspection("deny", (Finding(1, 0, what, "other_kernels"),), ("",))
         names = self._memory.names.copy()
         if len(code) <= SHORT_CODE_CHARS and is_quick(code):
-            inspection = self._book.inspector.inspect(code, names)
+            inspection = self._compiled.inspector.inspect(code, names)
         else:
-            inspection = await asyncio.to_thread(self._book.inspector.inspect, code, names)
+            inspection = await asyncio.to_thread(self._compiled.inspector.inspect, code, names)
         if inspection.decision != "deny":
             # Also learn from code that the person may still refuse, because extra names only lead to more findings.
             self._memory.learn(names)
@@ -213,15 +215,15 @@ class Guard:
 
     def screens(self) -> list[OutputScreen]:
         """Return new screens, the filters that one execution's output passes through."""
-        return [FilterScreen(self._book.policy.output)] if self._book.policy.output else []
+        return [FilterScreen(self._compiled.policy.output)] if self._compiled.policy.output else []
 
     def inherit(self, origin: "Guard") -> None:
         """Take over the state of the session that this one was forked from: its counts, approvals and names."""
         self._memory.inherit(origin._memory)
 
     def _note(self, **fields: str | int) -> None:
-        if self._book.log is not None:
-            self._book.log.write(session=self._session_id, principal=pseudonym(self._principal), **fields)
+        if self._compiled.log is not None:
+            self._compiled.log.write(session=self._session_id, principal=pseudonym(self._principal), **fields)
 
 
 def _decided(decision: str, reason: str, rule: str) -> Verdict:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from belljar.errors import PolicyError
 from belljar.policy.decision_log import DecisionLog
-from belljar.policy.guard import Guard, Rulebook, rulebook
+from belljar.policy.guard import CompiledPolicy, Guard, compile_policy
 from belljar.policy.policy_file import load_policy
 from belljar.policy.rules import CodeRule, Policy, PolicyLimits
 from belljar.settings import Settings
@@ -27,17 +27,17 @@ class Guardrails:
 
     settings: Settings
     """The settings after the policy's limits were applied."""
-    book: Rulebook
+    compiled: CompiledPolicy
     sections: Mapping[str, BaseModel] = field(default_factory=dict[str, BaseModel])
     """The file's tables that belong to other packages."""
 
     def trial(self) -> Guard:
         """Return a guard to learn what the policy would decide; it counts and logs nothing."""
-        return Guard(rulebook(self.book.policy))
+        return Guard(compile_policy(self.compiled.policy))
 
     def guard(self, session_id: str, principal: str, folder: Path) -> Guard:
         """Return a session's guard, which keeps its state in `folder`."""
-        return Guard(self.book, session_id, principal, folder)
+        return Guard(self.compiled, session_id, principal, folder)
 
 
 def read_guardrails(
@@ -52,14 +52,16 @@ def read_guardrails(
         if is_wanted:
             log.warning("guardrails are switched off: the policy is not obeyed")
         decisions = DecisionLog(settings.data_directory) if is_logged else None
-        return Guardrails(limited(settings, None), rulebook(_EMPTY, decisions))
+        return Guardrails(limited(settings, None), compile_policy(_EMPTY, decisions))
     loaded = load_policy(Path(settings.policy), sections) if settings.policy else None
     policy = loaded.policy if loaded else _EMPTY
     blocked = [blocking(settings.blocked_patterns)] if settings.blocked_patterns else []
     is_strict = policy.strict or settings.guardrails_strict
     policy = policy.model_copy(update={"code": [*policy.code, *blocked], "strict": is_strict})
     decisions = DecisionLog(settings.data_directory) if is_wanted or is_logged else None
-    return Guardrails(limited(settings, policy.limits), rulebook(policy, decisions), loaded.sections if loaded else {})
+    return Guardrails(
+        limited(settings, policy.limits), compile_policy(policy, decisions), loaded.sections if loaded else {}
+    )
 
 
 def blocking(patterns: list[str]) -> CodeRule:

@@ -52,7 +52,7 @@ class PolicySource:
     def _fault(self, place: Place, message: str) -> tuple[int, str]:
         reason = message.removeprefix("Value error, ").replace("Input should", "it should", 1)
         reason = "no such key" if reason == "Extra inputs are not permitted" else reason
-        return self.line_of(place), f"{_in_words(place)}: {reason}"
+        return self.line_of(place), f"{_dotted_name(place)}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def parse_policy(text: str, path: str, sections: Mapping[str, type[BaseModel]] =
     return LoadedPolicy(policy, source, {name: section for name, section in others.items() if section is not None})
 
 
-def _in_words(place: Place) -> str:
+def _dotted_name(place: Place) -> str:
     """Return a place as a dotted name, with tables counted from 1 and without pydantic's own steps."""
     steps = [str(step + 1) if isinstance(step, int) else step for step in place]
     return ".".join(step for step in steps if not step.startswith(("function-", "function_"))) or "the file"

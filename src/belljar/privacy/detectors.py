@@ -55,11 +55,11 @@ class Detector:
     """The finders that one set of rules names."""
 
     def __init__(self, rules: PrivacyRules) -> None:
-        self._in_words: list[Finder] = [find_emails] if "email" in rules.hide else []
-        self._in_numbers = [*_number_finders(rules)]
+        self._email_finders: list[Finder] = [find_emails] if "email" in rules.hide else []
+        self._number_finders = [*_number_finders(rules)]
 
     def __bool__(self) -> bool:
-        return bool(self._in_words or self._in_numbers)
+        return bool(self._email_finders or self._number_finders)
 
     def find(self, text: str) -> list[Span]:
         """Return what is personal in a text, in order, none overlapping another."""
@@ -71,14 +71,14 @@ class Detector:
 
     def _in_piece(self, piece: str) -> Iterator[Span]:
         """Yield what is personal in a piece. Most have neither an @ nor enough digits, and cost next to nothing."""
-        words = [span for finder in self._in_words for span in finder(piece)] if "@" in piece else []
-        yield from words
+        emails = [span for finder in self._email_finders for span in finder(piece)] if "@" in piece else []
+        yield from emails
         if len(piece) < _FEWEST_DIGITS or sum(map(str.isdecimal, piece)) < _FEWEST_DIGITS:
             return
         # Addresses are masked, because their digits next to a number must not make it look like a longer, invalid one.
         # The piece as it came is searched as well, because of a number that runs into an address nothing may stay.
-        for reading in (piece, masked(piece, words)) if words else (piece,):
-            for finder in self._in_numbers:
+        for reading in (piece, masked(piece, emails)) if emails else (piece,):
+            for finder in self._number_finders:
                 yield from finder(reading)
 
 

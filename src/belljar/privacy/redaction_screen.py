@@ -17,7 +17,7 @@ from belljar.outputs.events import (
     Stream,
     with_clean_text,
 )
-from belljar.outputs.recorder import TailKeeper
+from belljar.outputs.recorder import TailBuffer
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS
 from belljar.privacy.redaction import SessionRedactor
 
@@ -36,7 +36,7 @@ class RedactionScreen:
 
     def __init__(self, redactor: SessionRedactor) -> None:
         self._redactor = redactor
-        self._tails: dict[Literal["stdout", "stderr"], TailKeeper] = {}
+        self._tails: dict[Literal["stdout", "stderr"], TailBuffer] = {}
         self._seen_chars = 0
         self._spent_s = 0.0
 
@@ -68,9 +68,9 @@ class RedactionScreen:
             if text := tail.flush():
                 yield Stream(name, self._redactor.redact_own_text(text))
 
-    def _tail(self, name: Literal["stdout", "stderr"]) -> TailKeeper:
+    def _tail(self, name: Literal["stdout", "stderr"]) -> TailBuffer:
         if name not in self._tails:
-            self._tails[name] = TailKeeper(BREAKERS, longest=LONGEST_CHARS, spans=self._spans)
+            self._tails[name] = TailBuffer(BREAKERS, longest=LONGEST_CHARS, spans=self._spans)
         return self._tails[name]
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:

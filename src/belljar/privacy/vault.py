@@ -127,8 +127,8 @@ class TokenLog:
 TEXT = "text"
 """The kind of text that only looks like a token: stored so that it comes back as it was."""
 
-_WORDS = {**TOKENS, TEXT: "TEXT"}
-_KINDS = {word: kind for kind, word in _WORDS.items()}
+_TOKEN_NAMES = {**TOKENS, TEXT: "TEXT"}
+_KINDS = {name: kind for kind, name in _TOKEN_NAMES.items()}
 TOKEN = re.compile(rf"\[({'|'.join(_KINDS)})_([1-9][0-9]{{0,5}})\]")
 
 MAX_VALUES = 100_000
@@ -168,8 +168,8 @@ class Vault:
         is_full = len(self._values) >= MAX_VALUES or self._chars + _size(value) > MAX_CHARS
         number = None if is_full else self._numbers.next(kind)
         if number is None:
-            return f"[{_WORDS[kind]}]"
-        token = f"[{_WORDS[kind]}_{number}]"
+            return f"[{_TOKEN_NAMES[kind]}]"
+        token = f"[{_TOKEN_NAMES[kind]}_{number}]"
         self._take([_VALUE, token, kind, value])
         return token
 
@@ -241,7 +241,7 @@ class Vault:
         kind_of_line, name, *rest = line
         if kind_of_line == _VALUE:
             kind, value = rest
-            if (matched := TOKEN.fullmatch(name)) is None or kind not in _WORDS:
+            if (matched := TOKEN.fullmatch(name)) is None or kind not in _TOKEN_NAMES:
                 raise ValueError("no token")
             self._numbers.reach(kind, int(matched.group(2)))
             self._tokens[(kind, type(value), value)] = name

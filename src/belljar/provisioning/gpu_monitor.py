@@ -42,7 +42,7 @@ class GpuMonitor:
         self._lock = threading.Lock()
         self._partitions: list[Partition] = []
         self._partitions_at = -PARTITIONS_S
-        self.gap = ""
+        self.failure = ""
         """Why nothing is known; empty when something is, or nobody asked yet."""
 
     def memory(self) -> dict[str, GpuMemory]:
@@ -77,12 +77,12 @@ class GpuMonitor:
                     self._is_open = True
                 answer = question(library)
             except library.NVMLError as error:
-                self.gap = str(error)
+                self.failure = str(error)
                 self._is_open = False
                 with contextlib.suppress(library.NVMLError):
                     library.nvmlShutdown()
                 return otherwise
-            self.gap = ""
+            self.failure = ""
             return answer
 
 

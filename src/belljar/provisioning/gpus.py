@@ -203,8 +203,8 @@ class SessionGpus:
     def _read(self, session_id: str) -> Holding | None:
         try:
             with (self._folder / session_id / FILE).open("rb") as file:
-                words = json.loads(file.read(MAX_BYTES))
-            count, uuids = int(words["count"]), {str(uuid) for uuid in words["uuids"]}
+                record = json.loads(file.read(MAX_BYTES))
+            count, uuids = int(record["count"]), {str(uuid) for uuid in record["uuids"]}
         except (OSError, ValueError, KeyError, TypeError):
             return None
         with contextlib.suppress(BelljarError):
@@ -316,5 +316,5 @@ class SessionGpus:
         except GpuUnavailable as error:
             return HostCheck("gpus", is_ok=False, detail=error.message, hint=error.hint)
         self.monitor.memory()
-        gap = f"; their memory is not measured: {self.monitor.gap}" if self.monitor.gap else ""
-        return HostCheck("gpus", is_ok=True, detail=f"{listed}{driver}{gap}")
+        unmeasured = f"; their memory is not measured: {self.monitor.failure}" if self.monitor.failure else ""
+        return HostCheck("gpus", is_ok=True, detail=f"{listed}{driver}{unmeasured}")

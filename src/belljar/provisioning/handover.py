@@ -45,7 +45,7 @@ class ResumableKernel(Kernel, Protocol):
 class RestoredCheckpoint:
     """A checkpoint of a session, as it was deposited."""
 
-    words: dict[str, Any]
+    description: dict[str, Any]
     """What the session deposited with it."""
     process: KernelCheckpoint | None
     """Its process; None for a checkpoint that needs none."""
@@ -108,11 +108,11 @@ class Handover(Protocol):
         ...
 
     def deposit_checkpoint(
-        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, description: dict[str, Any]
     ) -> None:
-        """Have a checkpoint of the session outlive the server, or replace its words.
+        """Have a checkpoint of the session outlive the server, or replace its description.
 
-        `checkpoint` was forked from the kernel `origin`. Of a checkpoint that has no process, only the words are kept.
+        `checkpoint` was forked from the kernel `origin`. Of one that has no process, only the description is deposited.
         """
         ...
 
@@ -189,7 +189,7 @@ class NoHandover:
         """Do nothing."""
 
     def deposit_checkpoint(
-        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, description: dict[str, Any]
     ) -> None:
         """Do nothing."""
 

@@ -81,7 +81,7 @@ class KernelHandover:
         forked = process if isinstance(process, ForkedProcess) else None
         keeper = [forked.listening_end] if forked is not None and forked.listening_end >= 0 else []
         extra = [extra_descriptor] if extra_descriptor >= 0 else []
-        words = {
+        fields = {
             "form": FORM,
             "sandbox": key,
             "pid": parts.kernel.wire.peer_pid,
@@ -100,7 +100,7 @@ class KernelHandover:
             *sockets,
             *extra,
         ]
-        self._supervisor.store(f"{KERNELS}{session_id}", Deposit(words, descriptors, is_session=True))
+        self._supervisor.store(f"{KERNELS}{session_id}", Deposit(fields, descriptors, is_session=True))
 
     def withdraw(self, session_id: str) -> None:
         """See `Handover`."""
@@ -126,14 +126,14 @@ class KernelHandover:
             self._note_files[session_id].note_call(number, record)
 
     def deposit_checkpoint(
-        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, words: dict[str, Any]
+        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, description: dict[str, Any]
     ) -> None:
         """See `Handover`. A checkpoint ends with the server if its kernel's sandbox is not deposited."""
-        deposit = Deposit({"place": "", "words": words})
+        deposit = Deposit({"place": "", "words": description})
         if isinstance(checkpoint, CheckpointProcess):
             if not (place := self._sandbox_key_of(origin)):
                 return
-            fields = {"place": place, "pid": checkpoint.pid, "lost": checkpoint.lost, "words": words}
+            fields = {"place": place, "pid": checkpoint.pid, "lost": checkpoint.lost, "words": description}
             deposit = Deposit(fields, checkpoint.wire.descriptors)
         self._supervisor.store(_checkpoint_key(session_id, label), deposit)
 
@@ -175,8 +175,8 @@ class KernelHandover:
         deposit = self._supervisor.take(f"{KERNELS}{session_id}")
         for descriptor in deposit.descriptors:
             os.close(descriptor)
-        _check_form(deposit.words)
-        identity = deposit.words["identity"]
+        _check_form(deposit.fields)
+        identity = deposit.fields["identity"]
         return Identity(*identity) if identity else None
 
     async def restore(
@@ -184,13 +184,13 @@ class KernelHandover:
     ) -> RestoredKernel:
         """See `Handover`."""
         deposit = self._supervisor.take(f"{KERNELS}{session_id}")
-        left, words = [*deposit.descriptors], deposit.words
+        left, fields = [*deposit.descriptors], deposit.fields
         try:
-            _check_form(words)
-            kernel = await self._rebuild(session_id, folders, environment, restore_services, words, left)
+            _check_form(fields)
+            kernel = await self._rebuild(session_id, folders, environment, restore_services, fields, left)
             note_file = self._note_files[session_id]
             note, calls, checkpoints = note_file.note, note_file.calls(), self._restore_checkpoints(session_id, kernel)
-            return RestoredKernel(kernel, note, calls, checkpoints, left.pop(0) if words["has_entrusted"] else -1)
+            return RestoredKernel(kernel, note, calls, checkpoints, left.pop(0) if fields["has_entrusted"] else -1)
         except BaseException:
             self.withdraw(session_id)
             raise
@@ -211,19 +211,19 @@ class KernelHandover:
         folders: KernelFolders,
         environment: Environment,
         restore_services: RestoreServices,
-        words: dict[str, Any],
+        fields: dict[str, Any],
         left: list[int],
     ) -> IPythonKernel:
         """Make a kernel from what was deposited, and remove the descriptors that it uses from `left`."""
-        sandbox, processes = self._sandboxes.restore(words["sandbox"])
+        sandbox, processes = self._sandboxes.restore(fields["sandbox"])
         try:
             _check_lives(left[_WIRE + 1])
             wire = Wire(in_packets=True, kept=[left.pop(0) for _ in range(_WIRE)])
-            wire.peer_pid = words["pid"]
+            wire.peer_pid = fields["pid"]
             try:
                 self._note_files[session_id] = NoteFile(left.pop(0))
-                process = _process_of(words, processes, left.pop(0), left)
-                sockets = {name: SessionSocket(left.pop(0)) for name in words["doors"]}
+                process = _process_of(fields, processes, left.pop(0), left)
+                sockets = {name: SessionSocket(left.pop(0)) for name in fields["doors"]}
                 serviced = await restore_services(sandbox, folders, environment, sockets)
             except BaseException:
                 wire.close()
@@ -257,12 +257,12 @@ class KernelHandover:
         """Return one checkpoint; None when its process is gone, or in another sandbox than the kernel."""
         deposit = self._supervisor.take(key)
         if not deposit.descriptors:
-            return RestoredCheckpoint(deposit.words["words"], None)
+            return RestoredCheckpoint(deposit.fields["words"], None)
         wire = Wire(has_streams=False, kept=deposit.descriptors)
         try:
-            wire.peer_pid = deposit.words["pid"]
-            if deposit.words["place"] == self._sandbox_key_of(kernel) and not wire.is_hung_up():
-                return RestoredCheckpoint(deposit.words["words"], CheckpointProcess(wire, deposit.words["lost"]))
+            wire.peer_pid = deposit.fields["pid"]
+            if deposit.fields["place"] == self._sandbox_key_of(kernel) and not wire.is_hung_up():
+                return RestoredCheckpoint(deposit.fields["words"], CheckpointProcess(wire, deposit.fields["lost"]))
         except LookupError:
             wire.close()
             raise
@@ -285,11 +285,11 @@ def _parts_of(kernel: object) -> _Parts | None:
 
 
 def _process_of(
-    words: dict[str, Any], processes: Sequence[SandboxProcess], pidfd: int, left: list[int]
+    fields: dict[str, Any], processes: Sequence[SandboxProcess], pidfd: int, left: list[int]
 ) -> SandboxProcess:
-    if words["is_copy"]:
+    if fields["is_copy"]:
         forked = ForkedProcess()
-        forked.take_over(words["pid"], pidfd, left.pop(0) if words["has_keeper"] else -1)
+        forked.take_over(fields["pid"], pidfd, left.pop(0) if fields["has_keeper"] else -1)
         return forked
     os.close(pidfd)
     if not processes:
@@ -297,9 +297,9 @@ def _process_of(
     return processes[-1]
 
 
-def _check_form(words: dict[str, Any]) -> None:
-    if words.get("form") != FORM:
-        raise SandboxUnavailable(f"it was kept by another version of belljar (form {words.get('form')}, not {FORM})")
+def _check_form(fields: dict[str, Any]) -> None:
+    if fields.get("form") != FORM:
+        raise SandboxUnavailable(f"it was kept by another version of belljar (form {fields.get('form')}, not {FORM})")
 
 
 def _check_lives(pidfd: int) -> None:

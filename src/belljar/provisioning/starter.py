@@ -50,7 +50,7 @@ class PreparedSandbox:
     sandbox: ServicedSandbox
     zygote: ZygoteProcess | None = None
     nested: ForkedSandbox | None = None
-    is_held: bool = False
+    is_open: bool = False
 
     @property
     def can_be_entered(self) -> bool:
@@ -64,7 +64,7 @@ class PreparedSandbox:
         except BaseException:
             await self.sandbox.aclose()
             raise
-        self.is_held = True
+        self.is_open = True
 
 
 StartKind = Literal["cold", "forked", "jupyter", "azure", "plugin"]
@@ -253,9 +253,11 @@ class KernelStarter:
             )
         serviced = kernel.sandbox
         if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
-            gap = "" if self._settings.fork_start else "the server's setting fork_start is false"
-            gap = gap or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
-            raise CopyRefused(f"this session cannot be forked: {gap}", hint="Start a new session instead")
+            reason = "" if self._settings.fork_start else "the server's setting fork_start is false"
+            reason = (
+                reason or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
+            )
+            raise CopyRefused(f"this session cannot be forked: {reason}", hint="Start a new session instead")
         environment = kernel.environment
         self.gpus.inherit(folders.session_id, parent.session_id)
         try:
@@ -300,7 +302,7 @@ class KernelStarter:
             threads=thread_count(limits_of(self._settings)),
         )
         try:
-            return await zygote.fork(nested, sandbox, environment, change, is_held=prepared.is_held)
+            return await zygote.fork(nested, sandbox, environment, change, is_open=prepared.is_open)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
             # The zygote died, or the fork did; the next session gets another zygote. The hint is not logged, because
             # it has the output of the process.

@@ -17,7 +17,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.kernels import protocol
 from belljar.kernels.forked_process import ForkedProcess, ForkIdentity, hold_open, request_fork
-from belljar.kernels.ipython import IPythonKernel, meet_fork
+from belljar.kernels.ipython import IPythonKernel, await_fork
 from belljar.kernels.launch import runner_command, session_environment
 from belljar.kernels.wire import Wire
 from belljar.provisioning.sandbox_specs import SpecBuilder
@@ -84,18 +84,18 @@ class ZygoteProcess:
         return not self._wire.is_hung_up()
 
     async def fork(
-        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_held: bool
+        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_open: bool
     ) -> IPythonKernel:
         """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open."""
         fork_wire, forked = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
-            if not is_held:
+            if not is_open:
                 await hold_open(sandbox)
             async with self._forking:
                 self.forks += 1
                 await request_fork(self._wire, fork_wire, forked, change, is_elsewhere=True, entry=nested.entry())
             try:
-                kernel = await meet_fork(fork_wire, forked, sandbox, environment)
+                kernel = await await_fork(fork_wire, forked, sandbox, environment)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.

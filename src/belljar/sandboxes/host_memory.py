@@ -35,10 +35,10 @@ def memory_shortage(process: Path = Path("/proc/self")) -> str:
 
 def _machine_bytes(process: Path) -> int:
     try:
-        words = (process.parent / "meminfo").read_text().split()
+        fields = (process.parent / "meminfo").read_text().split()
     except OSError:
         return 0
-    return int(words[1]) * 1024 if words[:1] == ["MemTotal:"] else 0
+    return int(fields[1]) * 1024 if fields[:1] == ["MemTotal:"] else 0
 
 
 def _group_bytes(process: Path) -> int:

@@ -29,7 +29,7 @@ class LimitTrial:
     """What came of trying one limit."""
 
     controller: str
-    is_held: bool
+    is_enforced: bool
     detail: str
 
 
@@ -40,7 +40,7 @@ class _Attempt:
     """What the program does; it needs nothing but the interpreter."""
     count: Callable[[ControlGroup], int]
     """How often the kernel stopped it."""
-    held: str
+    proof: str
 
 
 _ATTEMPTS = {
@@ -67,7 +67,7 @@ _ATTEMPTS = {
 
 
 async def try_limits(enforcer: Enforcer) -> list[LimitTrial]:
-    """Hit every limit that control groups seem to give here; return for each whether the kernel held it."""
+    """Hit every limit that control groups seem to give here; return for each whether the kernel enforced it."""
     return [await _try_limit(enforcer, controller) for controller in enforcer.groups.controllers]
 
 
@@ -83,7 +83,7 @@ async def _try_limit(enforcer: Enforcer, controller: str) -> LimitTrial:
         command = enforcement.guarded([sys.executable, "-I", "-S", "-c", attempt.code])
         complaint = await asyncio.to_thread(_complaint_of, command)
         if attempt.count(group):
-            return LimitTrial(controller, True, attempt.held)
+            return LimitTrial(controller, True, attempt.proof)
         return LimitTrial(controller, False, f"the limit was set and did not hold{complaint and f': {complaint}'}")
     finally:
         # This also ends the processes that the program has left in the group.

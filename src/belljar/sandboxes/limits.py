@@ -21,7 +21,7 @@ from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
 from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup
 from belljar.sandboxes.server_groups import ServerGroups
-from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, scope_gap
+from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope
 
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
@@ -62,17 +62,17 @@ class Enforcer:
             warning = (
                 "Control groups cannot be written here: memory is limited per process only, not for a whole session"
             )
-            return f"{warning} ({self._scope_gap})" if self._scope_gap else warning
+            return f"{warning} ({self._scope_refusal})" if self._scope_refusal else warning
         return "CPU time is not limited here: sessions are only placed on as many processors" if lacking else ""
 
     @property
     def advice(self) -> str:
         """What gets this host's control groups for sessions."""
-        return groups_advice(self._scope_gap)
+        return groups_advice(self._scope_refusal)
 
     @property
-    def _scope_gap(self) -> str:
-        return scope_gap() if self.asks_systemd and self._given is None else ""
+    def _scope_refusal(self) -> str:
+        return request_scope() if self.asks_systemd and self._given is None else ""
 
     def enforce(self, session_id: str, limits: Limits) -> "Enforcement":
         """Prepare the limits of a sandbox; `Enforcement.release` undoes it."""
@@ -85,11 +85,11 @@ class Enforcer:
             ) from error
         return Enforcement(self.groups, group, limits, self._choose_processors(limits.cpus))
 
-    def restore(self, words: dict[str, Any], limits: Limits) -> "Enforcement":
-        """Return the limits that an earlier server put into force, from its `Enforcement.words`."""
-        folders = {name: Path(folder) for name, folder in words["folders"].items()}
+    def restore(self, fields: dict[str, Any], limits: Limits) -> "Enforcement":
+        """Return the limits that an earlier server put into force, from its `Enforcement.handover_fields`."""
+        folders = {name: Path(folder) for name, folder in fields["folders"].items()}
         group = self.groups.restore(folders) if folders else None
-        processors = Processors(frozenset(words["processors"]), self._pinned) if words["processors"] else None
+        processors = Processors(frozenset(fields["processors"]), self._pinned) if fields["processors"] else None
         enforcement = Enforcement(self.groups, group, limits, processors)
         # That server reported its incidents, or they are lost with it; they do not belong to the next cell.
         enforcement.incidents()
@@ -135,7 +135,7 @@ class Enforcement:
         self._peak_bytes = 0
         self._reported_bytes = 0
 
-    def words(self) -> dict[str, Any]:
+    def handover_fields(self) -> dict[str, Any]:
         """Return what a later server needs for `Enforcer.restore`."""
         folders = {name: str(folder) for name, folder in self.group.folders.items()} if self.group else {}
         return {"folders": folders, "processors": sorted(self._processors.numbers) if self._processors else []}

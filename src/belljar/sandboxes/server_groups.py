@@ -180,9 +180,9 @@ class ServerGroups:
         self._supervisor = supervisor
         if supervisor.has(KEY):
             deposit = supervisor.take(KEY)
-            self._run, self._locks = deposit.words["run"], deposit.descriptors
+            self._run, self._locks = deposit.fields["run"], deposit.descriptors
             # A scope of systemd's is that server's own, and goes on with its supervisor, which starts the sandboxes.
-            if places := deposit.words.get("places"):
+            if places := deposit.fields.get("places"):
                 self._places = {name: Path(place) for name, place in places.items()}
             names = [folder.name for folder in self._left_there()]
             self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)

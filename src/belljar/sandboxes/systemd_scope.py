@@ -18,7 +18,7 @@ from pathlib import Path
 
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
 
-__all__ = ["find_control_groups", "groups_advice", "scope_gap"]
+__all__ = ["find_control_groups", "groups_advice", "request_scope"]
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +46,31 @@ _CONTAINER_ADVICE = (
 
 def find_control_groups() -> ControlGroups:
     """Return where groups can be made, after asking systemd for a scope if this process's group is not its own."""
-    if scope_gap():
-        log.debug("no scope of systemd's: %s", scope_gap())
+    if refusal := request_scope():
+        log.debug("no scope of systemd's: %s", refusal)
     return read_control_groups()
 
 
-def groups_advice(gap: str = "") -> str:
-    """Return the command that gets this process control groups for its sessions; `gap` is why it has no scope."""
+def groups_advice(refusal: str = "") -> str:
+    """Return the command that gets this process control groups for its sessions; `refusal` is why it has no scope."""
     own = read_own_group()
     if own is None:
         return "Run the server as root, or in a container that may write control groups"
     if not _BOOTED.is_dir():
         return _CONTAINER_ADVICE
     service = next((name for name in reversed(own.parts) if name.endswith(".service")), "user@")
-    if gap and not service.startswith("user@"):
+    if refusal and not service.startswith("user@"):
         return f"Write `Delegate=yes` into its section [Service]: `sudo systemctl edit {service}`"
     if os.geteuid() == 0:
         return "Have a control group delegated: `systemd-run --scope -p Delegate=yes belljar serve`"
-    if gap:
+    if refusal:
         return "Have systemd run a manager for this user: `sudo loginctl enable-linger $USER`"
     return "Have systemd give users its controllers: `Delegate=yes` in [Service] of `sudo systemctl edit user@.service`"
 
 
 @functools.cache
-def scope_gap() -> str:
-    """Have systemd give this process a scope where it needs one; return why there is none, or nothing.
+def request_scope() -> str:
+    """Ask systemd for a scope for this process, where it needs one; return why it gets none, or nothing.
 
     It asks once a process. Nothing is asked, and nothing is wrong, where systemd does not run, where the groups of
     sessions are not in the v2 hierarchy, or where the present group is delegated already.
@@ -81,8 +81,8 @@ def scope_gap() -> str:
     if (busctl := shutil.which("busctl")) is None:
         return "busctl, which is part of systemd, is not on the PATH"
     unit = f"belljar-{os.getpid()}-{secrets.token_hex(4)}.scope"
-    if gap := _call(busctl, unit, own):
-        return gap
+    if refusal := _call(busctl, unit, own):
+        return refusal
     return _enter_leaf(unit)
 
 
@@ -121,8 +121,8 @@ def _call(busctl: str, unit: str, own: Path) -> str:
         *_placement(own),
         *_limits(own),
     ]
-    words = [word for each in properties for word in each]
-    call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *words, "0"]
+    values = [value for each in properties for value in each]
+    call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *values, "0"]
     try:
         answer = subprocess.run(
             [*command, "call", *_MANAGER, *call],

@@ -14,12 +14,12 @@ class CheckpointDeposits(CheckpointWatcher):
         self._session_id = session_id
         self._handover = handover
 
-    def on_keep(self, checkpoint: Checkpoint) -> None:
+    def on_change(self, checkpoint: Checkpoint) -> None:
         """Deposit a checkpoint, so that it outlives the server."""
         description = {
             "label": checkpoint.label,
             "variables": checkpoint.variables,
-            "files_gap": checkpoint.files_gap,
+            "files_gap": checkpoint.files_problem,
             "execution_id": checkpoint.execution_id,
             "number": checkpoint.number,
             "order": checkpoint.order,
@@ -39,7 +39,7 @@ def restored_checkpoints(
     """Return the checkpoints that an earlier server deposited for the session of this kernel."""
     checkpoints: list[Checkpoint] = []
     for restored in deposits:
-        description = restored.words
+        description = restored.description
         if restored.process is None:  # it has no process, because it is that of a fresh kernel
             origin = process = make_fresh()
         else:

@@ -1,7 +1,7 @@
 """Checkpoints of a session: frozen forks of its kernel with snapshots of its folder, bounded in number and size.
 
 A checkpoint is taken while the session is idle, at the latest before the next cell starts. Only where more than `BURST`
-cells follow each other at once, there is just one every `SHORTEST_S`. Also owns the list of executions that can be
+cells follow each other at once, there is just one every `MIN_INTERVAL_S`. Also owns the list of executions that can be
 undone. Knows kernels and files; the session decides what a rewind means.
 """
 
@@ -57,14 +57,14 @@ class FreshCheckpoint:
 # A checkpoint takes several times as long as a short cell. Between a model's cells there is time for it, except where a
 # model sends a few at once. More cells without a pause come from a program: with a checkpoint each it would be three to
 # five times slower, and with ten a second one call in twenty would take four times as long as the others.
-SHORTEST_S = 2.0
+MIN_INTERVAL_S = 2.0
 BURST = 10
 # Measuring the memory of all checkpoints takes longer than making one. While cells run it is done at most this often,
 # and in addition whenever the session is idle.
 MEASURE_INTERVAL_S = 1.0
 TOO_FAST = (
     f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
-    f"every {SHORTEST_S:g} s"
+    f"every {MIN_INTERVAL_S:g} s"
 )
 
 
@@ -77,7 +77,7 @@ class Checkpoint:
     """What holds the variables."""
     variables: tuple[str, ...]
     label: str
-    files_gap: str
+    files_problem: str
     """Why the files were not saved; empty when they were."""
     execution_id: str = ""
     number: int = 0
@@ -98,7 +98,7 @@ class Checkpoint:
 class CheckpointWatcher:
     """Notified of every checkpoint. This one does nothing; `checkpoint_deposits.py` has one that deposits them."""
 
-    def on_keep(self, checkpoint: Checkpoint) -> None:
+    def on_change(self, checkpoint: Checkpoint) -> None:
         """Note a new or changed checkpoint."""
 
     def on_drop(self, checkpoint: Checkpoint) -> None:
@@ -138,7 +138,7 @@ class Checkpoints:
     def _spend_allowance(self) -> bool:
         """Spend one of the checkpoints that a cell may wait for; False when there is none left."""
         now = time.monotonic()
-        earned = (now - self._allowed_at) / SHORTEST_S if SHORTEST_S > 0 else BURST
+        earned = (now - self._allowed_at) / MIN_INTERVAL_S if MIN_INTERVAL_S > 0 else BURST
         self._allowed, self._allowed_at = min(BURST, self._allowed + earned), now
         if self._allowed < 1:
             return False
@@ -146,12 +146,12 @@ class Checkpoints:
         return True
 
     @property
-    def gap(self) -> str:
+    def skip_reason(self) -> str:
         """Return why the current cell has no checkpoint of its own, where cells follow too quickly; empty otherwise."""
         return TOO_FAST if self._is_too_fast else ""
 
     @property
-    def are_on(self) -> bool:
+    def is_enabled(self) -> bool:
         """Return whether the settings allow any checkpoints."""
         return self._most > 0
 
@@ -191,7 +191,7 @@ class Checkpoints:
             Checkpoint(fresh or kernel, process, variables, label, "" if report.is_complete else report.reason)
         )
         measures.checkpoints.add()
-        self.watcher.on_keep(self._checkpoints[-1])
+        self.watcher.on_change(self._checkpoints[-1])
         await self._apply_limits(kernel)
 
     async def _apply_limits(self, current: ForkableKernel) -> None:
@@ -231,7 +231,7 @@ class Checkpoints:
         if self._checkpoints and not self._checkpoints[-1].execution_id and not self.is_due:
             self._checkpoints[-1].execution_id = execution_id
             self._checkpoints[-1].number = number
-            self.watcher.on_keep(self._checkpoints[-1])
+            self.watcher.on_change(self._checkpoints[-1])
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that can be restored; None if there is none."""
@@ -274,14 +274,14 @@ class Checkpoints:
             if one.execution_id and one.variables and one.process.is_alive()
         ]
 
-    def are_of(self, kernel: ForkableKernel) -> bool:
+    def has_any_in_sandbox_of(self, kernel: ForkableKernel) -> bool:
         """Return whether a checkpoint that can still be restored is in this kernel's sandbox."""
         return any(one.process.is_alive() and one.origin.shares_sandbox(kernel) for one in self._checkpoints)
 
     async def restore_files(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the folder to a checkpoint; return what could not be restored."""
-        if checkpoint.files_gap:
-            return [f"files: {checkpoint.files_gap}"]
+        if checkpoint.files_problem:
+            return [f"files: {checkpoint.files_problem}"]
         try:
             report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
         except BelljarError as error:
@@ -309,8 +309,8 @@ class Checkpoints:
 
     async def export_files(self, checkpoint: Checkpoint, target: Path) -> list[str]:
         """Write the files of a checkpoint into another folder; return what could not be written."""
-        if checkpoint.files_gap:
-            return [f"files: {checkpoint.files_gap}"]
+        if checkpoint.files_problem:
+            return [f"files: {checkpoint.files_problem}"]
         report = await asyncio.to_thread(self._snapshots.export, checkpoint.label, target)
         return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
 
@@ -320,7 +320,7 @@ class Checkpoints:
         for later in self._checkpoints[index + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
-        self.watcher.on_keep(checkpoint)
+        self.watcher.on_change(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: ForkableKernel | FreshCheckpoint | None = None) -> None:
@@ -335,17 +335,17 @@ class Checkpoints:
         with contextlib.suppress(BelljarError):
             await asyncio.to_thread(self._snapshots.drop, checkpoint.label)
 
-    def lose(self, execution_ids: Iterable[str], why: str) -> None:
+    def mark_lost(self, execution_ids: Iterable[str], why: str) -> None:
         """Note that the checkpoints before these executions, as far as there were any, are lost, and why."""
         self._lost |= dict.fromkeys(execution_ids, why)
 
     async def inherit(self, checkpoints: list[Checkpoint], store: Path) -> None:
         """Continue with the checkpoints of an earlier server, and with their files in its `store`."""
-        labels = [checkpoint.label for checkpoint in checkpoints if not checkpoint.files_gap]
+        labels = [checkpoint.label for checkpoint in checkpoints if not checkpoint.files_problem]
         complete = await asyncio.to_thread(self._snapshots.inherit, store, labels)
         for checkpoint in checkpoints:
-            if not checkpoint.files_gap and checkpoint.label not in complete:
-                checkpoint.files_gap = "they were lost with an earlier server"
+            if not checkpoint.files_problem and checkpoint.label not in complete:
+                checkpoint.files_problem = "they were lost with an earlier server"
             self._lost.pop(checkpoint.execution_id, None)
         self._checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
         # The last one is the present state of the session if no execution started from it.
@@ -395,7 +395,7 @@ class Timeline:
         self._ids.append(execution_id)
         del self._ids[:-MAX_REMEMBERED]
 
-    def take_back(self, since: str) -> list[str]:
+    def undo_since(self, since: str) -> list[str]:
         """Record an execution and those after it as undone, and return their ids."""
         if since not in self._ids:
             return []

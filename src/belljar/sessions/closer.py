@@ -25,7 +25,7 @@ from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.changes import ChangeLog
-from belljar.sessions.hibernation import in_words, save
+from belljar.sessions.hibernation import loss_text, save
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
@@ -214,4 +214,4 @@ async def _save(session: Session, target: Path | None = None) -> StateReport | N
 
 
 def _record_sleep(session: Session, records: SessionRecords, end: str, report: StateReport | None) -> None:
-    records.put_to_sleep(session.id, end, [*map(in_words, report.lost)] if report else [])
+    records.put_to_sleep(session.id, end, [*map(loss_text, report.lost)] if report else [])

@@ -12,7 +12,7 @@ from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.hibernation import in_words, transfer_state
+from belljar.sessions.hibernation import loss_text, transfer_state
 from belljar.sessions.pool import new_session_id
 from belljar.sessions.session import Session
 
@@ -23,7 +23,7 @@ BY_STATE = "everything but variables and imports, because a session with a GPU i
 
 @dataclass(frozen=True, slots=True)
 class ForkedKernel:
-    """What the new session consists of, and what could not be copied."""
+    """What the new session consists of, and what did not come along."""
 
     folders: SessionFolders
     kernel: Kernel
@@ -79,7 +79,7 @@ async def _fork_by_state(
     if losses is None:
         await forked.aclose()
         raise refusal
-    return forked, [BY_STATE, *map(in_words, losses)]
+    return forked, [BY_STATE, *map(loss_text, losses)]
 
 
 def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:

@@ -104,7 +104,7 @@ class SavedStateLoader:
             if has_state:
                 return StateLossNotice((), f"{fact}: files and variables are back", state="kept")
             return StateLossNotice((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
-        reasons = [*entry.unkept, *map(in_words, report.lost)]
+        reasons = [*entry.unkept, *map(loss_text, report.lost)]
         not_kept = [
             *reasons,
             *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons)),
@@ -135,7 +135,7 @@ async def transfer_state(
     return [*saved.lost, *loaded.lost, *(StateLoss(name, "", "it was saved and did not load") for name in missing)]
 
 
-def in_words(loss: StateLoss) -> str:
+def loss_text(loss: StateLoss) -> str:
     """Return what could not be saved or loaded, and why, in words."""
     return f"{loss.name} ({loss.type}): {loss.reason}" if loss.type else f"{loss.name}: {loss.reason}"
 

@@ -85,7 +85,7 @@ class IdentifiedSessions:
         if known is not None:
             entry = self._sessions.records.find(known)
             if entry is not None and entry.state == "asleep" and entry.principal == principal:
-                folders, _ = self._sessions.look(known, principal)
+                folders, _ = self._sessions.folders_and_environment(known, principal)
                 return Workspace(folders.workspace)
         return (await self.reach(identifier, principal)).workspace
 

@@ -320,7 +320,7 @@ class Registry:
         session = self._sessions.get(execution.session_id)
         return session.lease.notice() if session is not None else None
 
-    def look(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
+    def folders_and_environment(self, session_id: str, principal: str) -> tuple[SessionFolders, str]:
         """Return the folders and the environment of the caller's session, without waking it or marking it as used."""
         session = self._sessions.get(session_id)
         if session is not None and session.principal == principal:
@@ -371,7 +371,7 @@ class Registry:
         """Return the environments that sessions are started in."""
         return self._starter.environments
 
-    def look_up(self, session_id: str) -> Session | None:
+    def find_open(self, session_id: str) -> Session | None:
         """Return an open session of any owner without marking it as used; its caller decides who may see it."""
         return self._sessions.get(session_id)
 

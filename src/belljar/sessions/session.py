@@ -138,10 +138,10 @@ class Session:
             self.id,
             idle_s=settings.session_idle_s,
             sleeps=settings.hibernate and not is_elsewhere(environment),
-            is_in_use=lambda: self.is_busy or bool(self._holds or self.watchers),
+            is_in_use=lambda: self.is_busy or bool(self._uses or self.watchers),
             find_gpus=lambda: gpus.of(self.id),
         )
-        self._holds = 0
+        self._uses = 0
         self._stricter: list[Guard] = []
         """Guards beside its own, of the workflow whose step runs."""
         self._is_closed = False
@@ -211,7 +211,7 @@ class Session:
         self._notify_watchers(execution)
         self._idle_since = time.monotonic()
         is_scheduled = self._checkpoint_task is not None and not self._checkpoint_task.done()
-        if not self.is_busy and self.session_kernel.checkpoints.are_on and not self._is_closed and not is_scheduled:
+        if not self.is_busy and self.session_kernel.checkpoints.is_enabled and not self._is_closed and not is_scheduled:
             # Take the checkpoint now, while nobody waits, so that the next cell need not wait for it.
             self._checkpoint_task = self.queue.run_aside(self._checkpoint_when_idle())
 
@@ -244,7 +244,7 @@ class Session:
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
         self._publish("execution", "begun", execution_id)
-        return self.session_kernel.checkpoints.gap
+        return self.session_kernel.checkpoints.skip_reason
 
     def note_author(self, author: str) -> str:
         """See `ExecutionContext`."""
@@ -322,7 +322,7 @@ class Session:
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
             lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
-            return Rewinding(session_id=self.id, to=target, undone=self.take_back(target), lost=lost)
+            return Rewinding(session_id=self.id, to=target, undone=self.undo_since(target), lost=lost)
 
     def check_forkable(self, done: str) -> None:
         """Refuse what needs a fork of the kernel where none can be made."""
@@ -332,11 +332,11 @@ class Session:
                 hint="Start a new session and run the cells again",
             )
 
-    def take_back(self, since: str) -> list[str]:
+    def undo_since(self, since: str) -> list[str]:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
-        undone = self.timeline.take_back(since)
+        undone = self.timeline.undo_since(since)
         for execution_id in undone:
             self._publish("execution", "undone", execution_id)
         return undone
@@ -351,7 +351,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Return whether nobody uses it at the moment: no cell, no request under way, nobody attached."""
-        return not (self.is_in_turn or self._holds or self.watchers)
+        return not (self.is_in_turn or self._uses or self.watchers)
 
     @property
     def is_in_turn(self) -> bool:
@@ -359,13 +359,13 @@ class Session:
         return self.is_busy or (self.turn.locked() and not self._is_checkpointing)
 
     @contextmanager
-    def held(self) -> Generator[None]:
+    def in_use(self) -> Generator[None]:
         """Count it as used until the block ends, although no cell of it runs."""
-        self._holds += 1
+        self._uses += 1
         try:
             yield
         finally:
-            self._holds -= 1
+            self._uses -= 1
             self.lease.touch()
 
     def restore(self, entry: SessionRecord, loss: str) -> None:
@@ -373,7 +373,7 @@ class Session:
         self.lease.restore(entry.created_at)
         self.count = entry.executions
         self.timeline.restore()
-        self.session_kernel.checkpoints.lose(self.timeline.ids, loss)
+        self.session_kernel.checkpoints.mark_lost(self.timeline.ids, loss)
         self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:

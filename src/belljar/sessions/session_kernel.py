@@ -144,7 +144,8 @@ class SessionKernel:
 
     async def _end_kernel(self, kernel: Kernel, successor: Kernel | None = None) -> None:
         if is_forkable(kernel) and (
-            self.checkpoints.are_of(kernel) or (successor is not None and kernel.shares_sandbox(successor))
+            self.checkpoints.has_any_in_sandbox_of(kernel)
+            or (successor is not None and kernel.shares_sandbox(successor))
         ):
             await kernel.discard(successor)
         else:

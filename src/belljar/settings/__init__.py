@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
-from belljar.settings import sources, tightening_rules, words
+from belljar.settings import fields, sources, tightening_rules
 from belljar.settings.env_file import apply_env_file
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
@@ -108,7 +108,7 @@ def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
     return [
         SettingOrigin(
             name,
-            words.shown(getattr(settings, name)),
+            fields.shown(getattr(settings, name)),
             _origin(name, layers),
             field.description or "",
             ignored=next((layer.origin(name) for layer in layers if name in layer.ignored), ""),
@@ -123,22 +123,22 @@ def _origin(name: str, layers: list[sources.Layer]) -> str:
 
 def given_flags(flags: Mapping[str, object]) -> dict[str, Any]:
     """Return the flags that were given: None counts only for limits."""
-    return {name: value for name, value in flags.items() if value is not None or words.may_be_none(Settings, name)}
+    return {name: value for name, value in flags.items() if value is not None or fields.may_be_none(Settings, name)}
 
 
 def allowed(name: str) -> str:
     """Return the values that a setting takes, in words."""
-    return words.allowed(Settings, name)
+    return fields.allowed(Settings, name)
 
 
 def default(name: str) -> str:
     """Return the default of a setting, in Markdown and without this machine's paths."""
-    return words.default(Settings, name)
+    return fields.default(Settings, name)
 
 
 def untrusted(name: str) -> str:
     """Return, in words, what the working directory's file may do to a setting before it is trusted."""
-    return (tightening_rules.rule_of(Settings.model_fields[name]) or tightening_rules.NEVER).words
+    return (tightening_rules.rule_of(Settings.model_fields[name]) or tightening_rules.NEVER).description
 
 
 def unknown_variables() -> list[str]:
@@ -153,9 +153,9 @@ def _explained(error: ValidationError, flags: dict[str, Any]) -> SettingsError:
     name = str(first["loc"][0])
     value, origin = sources.winner(name, [sources.Layer(flags, flag), *sources.layers(Settings)])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return words.unknown(Settings, name, origin)
+        return fields.unknown(Settings, name, origin)
     reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
     reason = "there is no such field" if first["type"] == "extra_forbidden" else reason
-    if words.is_table(Settings, name):
+    if fields.is_table(Settings, name):
         reason = ": ".join([*map(str, first["loc"][1:]), reason])
-    return words.unusable(Settings, name, value, origin, reason)
+    return fields.unusable(Settings, name, value, origin, reason)

@@ -19,11 +19,11 @@ from pydantic_settings import EnvSettingsSource
 
 from belljar.errors import SettingsError
 from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
+from belljar.settings.fields import Table, kind, may_be_none, takes_text, unknown, unusable
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
 from belljar.settings.tightening_rules import narrowed
 from belljar.settings.trust import is_trusted, user_folder
-from belljar.settings.words import Table, kind, may_be_none, takes_text, unknown, unusable
 
 CONFIG_FILE = "belljar.toml"
 PREFIX = "BELLJAR_"

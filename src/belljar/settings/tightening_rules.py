@@ -28,7 +28,7 @@ class Tightening:
     """One rule; `narrow` gets the value without the file and the file's value."""
 
     narrow: Callable[[Any, Any], Narrowed]
-    words: str
+    description: str
     """What an untrusted file may do, for the reference page."""
 
 

@@ -111,16 +111,16 @@ class SupervisorConnection:
                 packet, descriptors = receive(self._sock)
             except Unreceived as error:
                 # An answer came, but this server has no room for its descriptors; its JSON still says what was done.
-                words = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
-                self._answer(({**(words or {}), "error": str(error.strerror)}, []))
+                answer = _read_answer(error.packet) if error.errno == errno.EMFILE else {}
+                self._answer(({**(answer or {}), "error": str(error.strerror)}, []))
                 continue
             except OSError:
                 break
-            words = _read_answer(packet)
-            if words is None:
+            answer = _read_answer(packet)
+            if answer is None:
                 close_all(descriptors)
                 break
-            self._answer((words, descriptors))
+            self._answer((answer, descriptors))
         with self._lock:
             self._is_over = True
             left, self._unanswered = self._unanswered, deque()
@@ -140,10 +140,10 @@ class SupervisorConnection:
 def _read_answer(packet: bytes) -> dict[str, Any] | None:
     """Return an answer's JSON; None at the end of the connection, and for anything our supervisor does not send."""
     try:
-        words: Any = json.loads(packet)
+        answer: Any = json.loads(packet)
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", words) if isinstance(words, dict) else None
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
 
 
 def close_all(descriptors: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ log = logging.getLogger(__name__)
 class Deposit:
     """What the supervisor stores under one key for the next server."""
 
-    words: dict[str, Any]
+    fields: dict[str, Any]
     descriptors: list[int] = field(default_factory=list[int])
     children: list[int] = field(default_factory=list[int])
     """Children of the supervisor. Those in no deposit are killed when the server ends."""
@@ -189,14 +189,14 @@ class SupervisorClient:
         """The keys that an earlier server left."""
 
     @property
-    def is_there(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether a supervisor is connected."""
         return self._exchange is not None and not self._exchange.is_over
 
-    def attend(self) -> bool:
+    def connect_or_start(self) -> bool:
         """Connect to the supervisor or start one; False when another server has it. Blocks."""
         with discovery.alone(self._folder):
-            if self.is_there:  # another thread has just done it
+            if self.is_connected:  # another thread has just done it
                 return True
             for _ in range(_TRIES):
                 # A supervisor that is about to end may still be found, and hangs up; then another one is started.
@@ -237,17 +237,17 @@ class SupervisorClient:
     def _introduction(self) -> dict[str, Any]:
         return {"op": "attend", "patience_s": self._patience_s}
 
-    async def be_there(self) -> None:
+    async def ensure_running(self) -> None:
         """Start another supervisor if it is gone."""
-        if not self.is_there and not await asyncio.to_thread(self.attend):
+        if not self.is_connected and not await asyncio.to_thread(self.connect_or_start):
             raise SandboxUnavailable("the supervisor for keep_alive is another server's by now")
 
     async def fault(self) -> str:
         """Return why it could start nothing now; empty when it answers, or is gone and will be replaced."""
-        if not self.is_there:
+        if not self.is_connected:
             return ""
         answer, _ = await self._wait_for_answer(self._ask(self._introduction()), LOOK_S)
-        return str(answer.get("error", "")) if self.is_there else ""
+        return str(answer.get("error", "")) if self.is_connected else ""
 
     # Children
 
@@ -281,7 +281,7 @@ class SupervisorClient:
         return SupervisedChild(self, answer["pid"], descriptors[0])
 
     async def _start(self, request: dict[str, Any], streams: Sequence[int], pass_fds: Sequence[int]) -> Answer:
-        await self.be_there()
+        await self.ensure_running()
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             given = [nothing if one == subprocess.DEVNULL else one for one in streams]
@@ -329,7 +329,7 @@ class SupervisorClient:
         request = {
             "op": "keep",
             "key": key,
-            "words": deposit.words,
+            "words": deposit.fields,  # the key that supervisors started by earlier versions know
             "children": deposit.children,
             "is_session": deposit.is_session,
             "folders": deposit.folders,
@@ -355,11 +355,11 @@ class SupervisorClient:
 
     def has(self, key: str) -> bool:
         """Return whether something is stored under a key, as far as is known; see `wait_until_settled`."""
-        return self.is_there and key in self._kept
+        return self.is_connected and key in self._kept
 
     def has_any(self, prefix: str) -> bool:
         """Return whether something is stored under a key with this prefix."""
-        return self.is_there and any(key.startswith(prefix) for key in [*self._kept])
+        return self.is_connected and any(key.startswith(prefix) for key in [*self._kept])
 
     def drop(self, key: str, *, ends: bool = False) -> None:
         """Remove a deposit; with `ends` its children are killed too. May be called twice."""
@@ -420,7 +420,7 @@ def _discard(asked: "Future[Answer]") -> None:
 class NoSupervisor:
     """Stands in for a supervisor where everything ends with the server: it keeps nothing."""
 
-    async def be_there(self) -> None:
+    async def ensure_running(self) -> None:
         """Return at once, because there is nothing to wait for."""
 
     def has(self, key: str) -> bool:
@@ -439,6 +439,6 @@ def open_supervisor(data_directory: Path, patience_s: float) -> Generator[Superv
     """Open the client of a data directory's supervisor; None when another server has it."""
     supervisor = SupervisorClient(discovery.own_folder(data_directory), patience_s)
     try:
-        yield supervisor if supervisor.attend() else None
+        yield supervisor if supervisor.connect_or_start() else None
     finally:
         supervisor.close()

@@ -19,10 +19,10 @@ PROCESS = FOLDER / "supervisor"
 TIMEOUT_S = 10.0
 # The supervisor's package is loaded by path under its own name, because it needs nothing but Python's standard library.
 _BOOTSTRAP = (
-    "import importlib.util as u, sys; path, *words = sys.argv[1:]; "
+    "import importlib.util as u, sys; path, *arguments = sys.argv[1:]; "
     "spec = u.spec_from_file_location('belljar_supervisor', path + '/__init__.py', submodule_search_locations=[path]); "
     "module = u.module_from_spec(spec); sys.modules['belljar_supervisor'] = module; spec.loader.exec_module(module); "
-    "from belljar_supervisor.process import main; main(*words)"
+    "from belljar_supervisor.process import main; main(*arguments)"
 )
 
 

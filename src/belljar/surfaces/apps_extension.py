@@ -99,7 +99,7 @@ class SessionApp:
         """See `extension`, which has the words that models read."""
         principal = current_principal()
         # Looking must not wake the session.
-        _, environment = self._sessions.look(session_id, principal)
+        _, environment = self._sessions.folders_and_environment(session_id, principal)
         self._sessions.journal.commit()
         ids = [execution_id] if execution_id else self._sessions.journal.timeline(session_id, MAX_CELLS)
         results = [self._result(each, session_id, principal) for each in ids]

@@ -65,10 +65,10 @@ def _expected(about: Schema, schema: Schema) -> str:
     if choices := cast("list[Schema]", about.get("anyOf", [])):
         return " or ".join(_expected(choice, schema) for choice in choices if choice.get("type") != "null")
     items = f", each {_expected(about['items'], schema)}" if about.get("items") else ""
-    return f"{' '.join(_words(about))}{items}"
+    return f"{' '.join(_type_and_bounds(about))}{items}"
 
 
-def _words(about: Schema) -> Iterator[str]:
+def _type_and_bounds(about: Schema) -> Iterator[str]:
     yield _KINDS.get(str(about.get("type")), "a value")
     for least, most, both, only_least, only_most in _BOUNDS:
         limits = [f"{about[key]:,g}" if key in about else "" for key in (least, most)]

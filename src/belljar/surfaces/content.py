@@ -93,7 +93,7 @@ def error_blocks(error: BelljarError, fields: Mapping[str, JsonValue] | None = N
     )
 
 
-def error_words(error: BelljarError) -> str:
+def error_field(error: BelljarError) -> str:
     """Return an error as the field `error` of an execution result has it."""
     return f"{_named(error)}{error.code}: {error}"
 

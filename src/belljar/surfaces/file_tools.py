@@ -75,7 +75,7 @@ class FileTools:
     ) -> Answer:
         """Files in the session folder, sub-folders included."""
         try:
-            folders, _ = self._sessions.look(session_id, current_principal())
+            folders, _ = self._sessions.folders_and_environment(session_id, current_principal())
         except SessionNotFound as error:
             note_refusal(error)
             return error_blocks(error, {"session_id": session_id[:64], "files": []})
@@ -111,7 +111,7 @@ class FileTools:
         session = await self._sessions.reach(session_id, principal)
         session.workspace.check_name(name)
         limit = self._settings.max_upload_bytes
-        with session.held():
+        with session.in_use():
             if path is not None and text is base64 is url is None:
                 content = await asyncio.to_thread(self._host_folders.read, principal, path, limit)
             else:

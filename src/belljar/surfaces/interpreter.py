@@ -20,7 +20,7 @@ from belljar.surfaces.content import (
     asked_structure,
     client_name,
     error_blocks,
-    error_words,
+    error_field,
     execution_blocks,
     model_blocks,
     wants,
@@ -266,7 +266,7 @@ class InterpreterSurface:
         infos += self._sessions.asleep(current_principal())
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, {info.files} files, "
-            f"{info.memory_mb:g} MB, {_gpu_words(info)}expires {info.expires_at}"
+            f"{info.memory_mb:g} MB, {_gpu_part(info)}expires {info.expires_at}"
             f"{', ' + info.reason if info.reason else ''}"
             for info in infos
         ]
@@ -279,7 +279,7 @@ class InterpreterSurface:
             await self._sessions.clear(session_id, current_principal())
         except SessionNotFound as error:
             note_refusal(error)
-            return error_blocks(error, {"success": False, "message": error_words(error)})
+            return error_blocks(error, {"success": False, "message": error_field(error)})
         message = f"Session {session_id} and its files are deleted."
         return model_blocks(Cleared(success=True, message=message), message)
 
@@ -328,7 +328,7 @@ class InterpreterSurface:
             output=[],
             stdout="",
             stderr="",
-            error=error_words(error),
+            error=error_field(error),
         )
         return self.shown(result, ctx)
 
@@ -363,7 +363,7 @@ class InterpreterSurface:
         )
 
 
-def _gpu_words(info: SessionInfo) -> str:
+def _gpu_part(info: SessionInfo) -> str:
     if not info.gpus:
         return ""
     return f"{len(info.gpus)} GPU{'s' if len(info.gpus) > 1 else ''} with {info.gpu_memory_mb:g} MB of it, "

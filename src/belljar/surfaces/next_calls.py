@@ -54,7 +54,7 @@ def next_call(result: ExecutionResult, *, hosts: Sequence[str], isolates: bool, 
     if found := _MODULE.match(error):
         name = _DISTRIBUTIONS.get(found[1], found[1].replace("_", "-"))
         return f'Next: install_dependencies(packages=["{name}"], {session}), then run the cell again.'
-    if isolates and any(words in error for words in _NO_NETWORK):
+    if isolates and any(text in error for text in _NO_NETWORK):
         reach = f"Sessions reach only {', '.join(hosts)}" if hosts else "Sessions have no network"
         return f'Next: {reach}; upload_file({session}, name="…", url="https://…") fetches a file for it.'
     if found := _MISSING_FILE.match(error):

@@ -73,8 +73,8 @@ def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> d
     elif one.status != 204:
         content = {"content": {media: {} for media in one.media.split(", ")}}
     refusals = {
-        status: {"description": words, "content": {"application/json": {"schema": problem}}}
-        for status, words in _REFUSALS.items()
+        status: {"description": description, "content": {"application/json": {"schema": problem}}}
+        for status, description in _REFUSALS.items()
     }
     described: dict[str, Any] = {
         "summary": one.summary,

@@ -64,7 +64,7 @@ class PackageTools:
         check_requirements(packages)  # before a session is made for them
         session = await find_or_create_session(self._sessions, session_id)
         try:
-            with session.held():
+            with session.in_use():
                 installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
         except BelljarError:
             if session.id != session_id:  # made for this call, and the caller does not know it
@@ -97,7 +97,7 @@ class PackageTools:
         """Whether packages are installed, by distribution or import name; imports nothing."""
         is_chosen, layer, name = session_id not in NO_SESSION, None, self._settings.environment
         if is_chosen:
-            folders, name = self._sessions.look(session_id, current_principal())
+            folders, name = self._sessions.folders_and_environment(session_id, current_principal())
             layer = folders.layer
         environment = await self._starter.environments.for_packages(name)
         statuses = await asyncio.to_thread(check_installed, environment, layer, packages)

@@ -16,24 +16,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from belljar.errors import InvalidArgument
+from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import (
-    MAX_COMPLETED_CHARS,
+from belljar.monitor.base import MAX_COMPLETED_CHARS, Monitor, NotebookForm, SessionFilter
+from belljar.monitor.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
     FileListing,
     Followed,
     Health,
-    InboxQuestion,
-    Monitor,
     NameCompletion,
-    NotebookForm,
     OutputLines,
     Server,
     SessionDetail,
     SessionEntry,
-    SessionFilter,
     UsageHistory,
 )
 from belljar.surfaces.api_operations import (

@@ -215,8 +215,8 @@ class ExecutionTasks:
         if question is not None and can_ask(ctx):
             requests = {f"{_QUESTION}{live.question_number}": elicitation(question, ctx)}
             return _asking(record.id, record.submitted_at, live.changed_at, question.message, requests)
-        words = f"waits for {live.asks_person}" if live.asks_person else _one_line(live.latest_text())
-        return Task(record.id, "working", record.submitted_at, live.changed_at, words)
+        status = f"waits for {live.asks_person}" if live.asks_person else _one_line(live.latest_text())
+        return Task(record.id, "working", record.submitted_at, live.changed_at, status)
 
     def _ended_task(self, record: ExecutionRecord, ctx: ToolContext) -> Task:
         """Return the task of an execution that has ended, whichever way."""

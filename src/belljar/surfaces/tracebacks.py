@@ -49,22 +49,22 @@ def short_traceback(lines: Sequence[str]) -> list[str]:
             blocks.append([])
         else:
             blocks[-1].append(line)
-    *earlier, (last_frames, last_words) = [_short_block(block) for block in blocks]
-    last_text = "\n".join(last_words)
+    *earlier, (last_frames, last_lines) = [_short_block(block) for block in blocks]
+    last_text = "\n".join(last_lines)
     shown: list[str] = []
-    for (frames, words), link in zip(earlier, links, strict=True):
+    for (frames, error_lines), link in zip(earlier, links, strict=True):
         is_inner = all(is_library for _, is_library in frames)
-        message = "\n".join(words).partition(": ")[2]
+        message = "\n".join(error_lines).partition(": ")[2]
         if is_inner and message and message in last_text:
             continue
-        shown += [*([] if is_inner else _folded(frames)), *words, link]
-    return [*shown, *_folded(last_frames), *last_words]
+        shown += [*([] if is_inner else _folded(frames)), *error_lines, link]
+    return [*shown, *_folded(last_frames), *last_lines]
 
 
 def _short_block(lines: Sequence[str]) -> tuple[list[tuple[str, bool]], list[str]]:
     """Return the frames of one exception, each with whether it is a library's, and the lines that follow them."""
     frames: list[tuple[str, bool]] = []
-    words: list[str] = []
+    error_lines: list[str] = []
     rest = [*lines]
     while rest:
         line = rest.pop(0)
@@ -78,11 +78,11 @@ def _short_block(lines: Sequence[str]) -> tuple[list[tuple[str, bool]], list[str
             source = _take_source(rest)
             if _OURS not in file["path"]:
                 frames.append(_frame(file, source))
-        elif line or words:
-            words.append(line)
-    while words and not words[-1]:
-        words.pop()
-    return frames, words
+        elif line or error_lines:
+            error_lines.append(line)
+    while error_lines and not error_lines[-1]:
+        error_lines.pop()
+    return frames, error_lines
 
 
 def without_cell_file(error: str) -> str:

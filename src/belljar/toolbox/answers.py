@@ -154,7 +154,7 @@ def is_on_the_way(error: MCPError) -> bool:
     return error.code in _OURS or (error.code == CONNECTION_CLOSED and error.message.startswith(_CLOSED))
 
 
-def words(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return an error's message, bounded and on one line, because a server may have written it."""
     error = _innermost(error)
     text = error.message if isinstance(error, MCPError) else str(error) or type(error).__name__

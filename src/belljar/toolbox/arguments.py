@@ -21,7 +21,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
-_WORDS: dict[type, str] = {
+_TYPE_NAMES: dict[type, str] = {
     str: "a string",
     bool: "a boolean",
     int: "an integer",
@@ -83,7 +83,7 @@ class Parameters:
         if isinstance(value, str) and TOKEN.fullmatch(value):
             return  # a privacy token may stand for a number; the server checks the value
         wanted = " or ".join(kinds)
-        raise BadArguments(f"{name!r} is {_WORDS[cast('type', type(value))]}, not of type {wanted}")
+        raise BadArguments(f"{name!r} is {_TYPE_NAMES[cast('type', type(value))]}, not of type {wanted}")
 
 
 def _may_be_null(schema: JsonObject, root: JsonObject) -> bool:

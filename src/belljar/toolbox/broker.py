@@ -36,7 +36,7 @@ from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.large_results import Keep, spill_large
 from belljar.toolbox.question_subjects import QuestionSubject, call_subject
-from belljar.toolbox.texts import first_sentence, meant, one_line, plain_arguments, visible
+from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
 from belljar.toolbox.values import ToolValue, error_text, value_of
 
 # The execution that calls belong to, and the questions that servers ask during its calls.
@@ -106,9 +106,9 @@ _ERROR_CHARS = 8_000
 _PROGRESS_CHARS = 200
 # A privacy token is at most this many times shorter than the value it stands for.
 _REDACTED_AHEAD = 32
-_SMALL_CHARS = 16_384
-_PLAIN_CHARS = 262_144
-"""The size up to which an answer is handled without a thread if the session has no redaction."""
+# The largest answer that is read on the event loop instead of in a thread; less if it is searched for personal data.
+_MAX_INLINE_CHARS = 262_144
+_MAX_INLINE_REDACTED_CHARS = 16_384
 
 
 class ToolCatalogue(Protocol):
@@ -292,13 +292,15 @@ class Broker:
             return found
         known = catalogue.servers.get(server)
         if known is None:
-            raise CallFailed("unknown", f"there is no such server{meant(server, catalogue.servers)}")
+            raise CallFailed("unknown", f"there is no such server{suggestion(server, catalogue.servers)}")
         if known.is_connecting:
             still = self._catalogue.upstreams.still_connecting(server)
             raise CallFailed("upstream", f"the server {still or 'is still connecting'}. {LATER}", "failed")
         if known.error:
             raise CallFailed("upstream", f"{_of_server(one_line(known.error, 500), server)}. {AWAY}", "failed")
-        raise CallFailed("unknown", f"the server has no such tool{meant(tool, [each.name for each in known.tools])}")
+        raise CallFailed(
+            "unknown", f"the server has no such tool{suggestion(tool, [each.name for each in known.tools])}"
+        )
 
     def _check_arguments(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
         parameters = self._parameters.get((tool.server, tool.name))
@@ -406,8 +408,8 @@ class Broker:
     async def _read_value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
         """Return the value of an answer; large ones in a thread, because searching a million characters takes 1 s."""
         size = sum(len(block.text) for block in answer.blocks)
-        most = _PLAIN_CHARS if isinstance(self._redactor, NoRedaction) else _SMALL_CHARS
-        if size <= most and (answer.blocks or answer.structured is None):
+        limit = _MAX_INLINE_CHARS if isinstance(self._redactor, NoRedaction) else _MAX_INLINE_REDACTED_CHARS
+        if size <= limit and (answer.blocks or answer.structured is None):
             return value_of(answer, tool.output_schema, self._redactor.redact)
         return await asyncio.to_thread(value_of, answer, tool.output_schema, self._redactor.redact)
 

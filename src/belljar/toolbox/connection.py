@@ -37,14 +37,14 @@ from pydantic import ValidationError
 
 from belljar.errors import UpstreamFailed
 from belljar.toolbox import answers
-from belljar.toolbox.answers import SESSION_GONE, code, detail, is_on_the_way, words
+from belljar.toolbox.answers import SESSION_GONE, code, detail, error_message, is_on_the_way
 from belljar.toolbox.base import Ask, JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
 from belljar.toolbox.direct_calls import DirectCalls, RawResponse
 from belljar.toolbox.http_server import NOWHERE, open_address
 from belljar.toolbox.list_repair import RepairedStream, repair_content
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.server_config import Connectable, StdioServer
-from belljar.toolbox.server_process import LifeSigns, open_process
+from belljar.toolbox.server_process import ProbeResult, open_process
 from belljar.toolbox.upstream_questions import CallInFlight, CallsInFlight
 
 # Results of calls, for both versions of the protocol and both transports. Over pipes a call goes through `DirectCalls`,
@@ -184,7 +184,7 @@ class UpstreamConnection:
         self._limits = limits
         self._memory = memory
         self._direct_calls = DirectCalls()
-        self._signs = LifeSigns()
+        self._probe_result = ProbeResult()
         self._is_met = False
         self._is_modern_only = False
         self._results: CallResults | None = None
@@ -212,12 +212,12 @@ class UpstreamConnection:
     def may_be_older(self) -> bool:
         """Return whether a failed server may have failed because of the newer protocol's first request."""
         is_process = isinstance(self._server, StdioServer)
-        return is_process and not self._is_met and not self._is_modern_only and self._signs.has_read()
+        return is_process and not self._is_met and not self._is_modern_only and self._probe_result.has_read()
 
     @property
     def is_surely_legacy(self) -> bool:
         """Return whether the server speaks only the older protocol, and was not merely slow to answer in the newer."""
-        return self.is_legacy and not self._signs.has_answered_late
+        return self.is_legacy and not self._probe_result.has_answered_late
 
     async def open(self, *, is_legacy: bool) -> None:
         """Connect and read the catalogue. Raises UpstreamFailed after cleaning up."""
@@ -281,9 +281,9 @@ class UpstreamConnection:
                 if error.code == CONNECTION_CLOSED and isinstance(self._server, StdioServer):
                     with anyio.move_on_after(_DRAIN_S):  # the pipe may be closed before the process has ended
                         await self._has_ended.wait()
-                what = f"it {self._how_ended}" if self._how_ended else words(error)
+                what = f"it {self._how_ended}" if self._how_ended else error_message(error)
                 raise self._failure(f"gave no answer: {what}", hint=UNKNOWN_EFFECT) from error
-            return answers.refusal(words(error))
+            return answers.refusal(error_message(error))
         except InputRequiredRoundsExceededError as error:
             raise self._failure(f"wanted more input {error.max_rounds} times", hint=UNKNOWN_EFFECT) from error
         except _FOREIGN as error:
@@ -302,7 +302,7 @@ class UpstreamConnection:
         except TimeoutError:
             raise self._failure(f"did not list its tools within {self._limits.start_s:g} s") from None
         except _FOREIGN as error:
-            raise self._failure(f"cannot list its tools: {words(error)}") from error
+            raise self._failure(f"cannot list its tools: {error_message(error)}") from error
         self.catalogue = ServerCatalogue(self._server.name, tools, answers.instructions(self._client.instructions))
         return self.catalogue
 
@@ -337,7 +337,7 @@ class UpstreamConnection:
         except UpstreamFailed as error:
             self._is_ready.set_exception(error)
         except (BaseExceptionGroup, *_FOREIGN) as error:
-            message = NOWHERE if self._is_nowhere(error) else words(error)
+            message = NOWHERE if self._is_nowhere(error) else error_message(error)
             self._is_modern_only = code(error) == UNSUPPORTED_PROTOCOL_VERSION
             # Messages that belljar wrote are sentences that begin with "it"; others are the server's or the SDK's.
             self._fail(
@@ -351,7 +351,9 @@ class UpstreamConnection:
 
     def _is_nowhere(self, error: BaseException) -> bool:
         """Return whether there is no MCP server at the address, because even the handshake gave HTTP 404."""
-        is_unknown = code(error) == METHOD_NOT_FOUND and words(error) == "Not Found"  # the SDK's text for HTTP 404
+        is_unknown = (
+            code(error) == METHOD_NOT_FOUND and error_message(error) == "Not Found"
+        )  # the SDK's text for HTTP 404
         return is_unknown and not isinstance(self._server, StdioServer)
 
     async def _serve(self, client: Client) -> None:
@@ -384,7 +386,7 @@ class UpstreamConnection:
                 limit_bytes=self._limits.message_bytes,
                 memory=self._memory,
                 direct_calls=self._direct_calls,
-                signs=self._signs,
+                probe_result=self._probe_result,
                 on_end=self._on_end,
             )
         return open_address(self._server, limit_bytes=self._limits.message_bytes, memory=self._memory)
@@ -421,7 +423,7 @@ class UpstreamConnection:
             except SubscriptionLost:
                 pass
             except (MCPError, RuntimeError, TimeoutError) as error:
-                log.debug("MCP server %s does not tell of changes: %s", self._server.name, words(error))
+                log.debug("MCP server %s does not tell of changes: %s", self._server.name, error_message(error))
                 return
             # Assume a change, because none was reported while the subscription was lost.
             await anyio.sleep(_RELISTEN_S)

@@ -154,9 +154,9 @@ class DirectCalls:
         done, total, message = fields.get("progress"), fields.get("total"), fields.get("message")
         if pending is None or not _is_number(done):
             return not _is_number(done)  # drop a malformed one here, because the SDK would log its content
-        words = message if isinstance(message, str) else None
+        text = message if isinstance(message, str) else None
         try:
-            pending.on_progress(float(done), float(total) if _is_number(total) else None, words)
+            pending.on_progress(float(done), float(total) if _is_number(total) else None, text)
         except Exception:
             # The line is read in the event loop, where no caller could catch this, and the answer is still to come.
             log.exception("the progress of a call could not be told")
@@ -197,9 +197,9 @@ def _is_number(given: Any) -> TypeGuard[int | float]:
 
 def _failure(error: Any) -> Exception:
     fields = cast("JsonObject", error) if isinstance(error, dict) else {}
-    code, words = fields.get("code"), fields.get("message")
-    if isinstance(code, int) and isinstance(words, str):
-        return MCPError(code, words, fields.get("data"))
+    code, text = fields.get("code"), fields.get("message")
+    if isinstance(code, int) and isinstance(text, str):
+        return MCPError(code, text, fields.get("data"))
     return ProtocolViolation("it is no answer")
 
 

@@ -14,7 +14,7 @@ from belljar.toolbox.texts import one_line, shown_arguments, unhidden
 
 MAX_ARGUMENT_CHARS: Final = 8_000
 MAX_FINDINGS: Final = 20
-_MAX_WORDS_CHARS: Final = 400
+_MAX_REASON_CHARS: Final = 400
 _NAME_CHARS: Final = 100
 # Code of up to so many lines is shown whole; of longer code, the lines around what was found.
 _WHOLE_LINES: Final = 60
@@ -109,7 +109,7 @@ def call_subject(
         tool=one_line(tool, _NAME_CHARS),
         arguments=[SubjectArgument(name=name, value=value) for name, value in shown],
         more_arguments=len(arguments) - len(shown),
-        findings=[SubjectFinding(rule=rule, reason=one_line(reason, _MAX_WORDS_CHARS))] if rule or reason else [],
+        findings=[SubjectFinding(rule=rule, reason=one_line(reason, _MAX_REASON_CHARS))] if rule or reason else [],
         holds_for_session=holds_for_session,
     )
 
@@ -118,7 +118,7 @@ def code_subject(code: str, findings: Iterable[SubjectFinding]) -> QuestionSubje
     """Return the subject of the question whether code may run."""
     found = [
         one.model_copy(
-            update={"reason": one_line(one.reason, _MAX_WORDS_CHARS), "what": one_line(one.what, _MAX_WORDS_CHARS)}
+            update={"reason": one_line(one.reason, _MAX_REASON_CHARS), "what": one_line(one.what, _MAX_REASON_CHARS)}
         )
         for one in findings
     ][:MAX_FINDINGS]

@@ -77,8 +77,8 @@ class _Pipes:
 
 
 @dataclass(slots=True)
-class LifeSigns:
-    """Tells an older server from one that is slow or does not work at all."""
+class ProbeResult:
+    """What the probe showed: whether a server is older, or only slow, or does not work at all."""
 
     has_read: Callable[[], bool] = lambda: True
     """Return whether the server has read anything that was sent to it; if not, it is slow or ended by itself."""
@@ -93,13 +93,13 @@ async def open_process(
     limit_bytes: int,
     memory: MessageMemory,
     direct_calls: DirectCalls,
-    signs: LifeSigns,
+    probe_result: ProbeResult,
     on_end: OnEnd,
 ) -> AsyncGenerator[Streams]:
     """Start the server and yield the streams that the SDK's client wants; call `on_end` if it ends by itself."""
     child, pipes = _start(server)
     reader = PipeReader(pipes.stdout, limit_bytes, memory, direct_calls.feed)
-    process = _ServerProcess(server.name, child, pipes, reader, direct_calls, signs)
+    process = _ServerProcess(server.name, child, pipes, reader, direct_calls, probe_result)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
     try:
@@ -157,11 +157,17 @@ class _ServerProcess:
     """The process of one server and its pipes."""
 
     def __init__(
-        self, name: str, child: Child, pipes: _Pipes, reader: PipeReader, direct_calls: DirectCalls, signs: LifeSigns
+        self,
+        name: str,
+        child: Child,
+        pipes: _Pipes,
+        reader: PipeReader,
+        direct_calls: DirectCalls,
+        probe_result: ProbeResult,
     ) -> None:
         self._name = name
-        self._signs = signs
-        signs.has_read = self._has_read
+        self._probe_result = probe_result
+        probe_result.has_read = self._has_read
         self._child = child
         self._pipes = pipes
         self._reader = reader
@@ -230,7 +236,7 @@ class _ServerProcess:
         elif not isinstance(content, JSONRPCResponse | JSONRPCError) or str(content.id) != str(self._probe):
             return message
         elif self._is_probe_over.is_set():
-            self._signs.has_answered_late = isinstance(content, JSONRPCResponse)
+            self._probe_result.has_answered_late = isinstance(content, JSONRPCResponse)
         self._probe = None
         self._is_probe_over.set()
         return message
@@ -240,7 +246,7 @@ class _ServerProcess:
         async with to_client:
             await self._is_probed.wait()
             # Poll, because nothing signals that the other end has read. A server that starts slowly has not yet.
-            while not self._is_probe_over.is_set() and not self._signs.has_read():  # noqa: ASYNC110
+            while not self._is_probe_over.is_set() and not self._probe_result.has_read():  # noqa: ASYNC110
                 await anyio.sleep(_LOOK_S)
             with anyio.move_on_after(PROBE_S):
                 await self._is_probe_over.wait()
@@ -290,20 +296,20 @@ class _ServerProcess:
         self._child.kill_group()
         with anyio.move_on_after(_DRAIN_S):
             await self._is_read.wait()
-        self._report(on_end, _in_words(status))
+        self._report(on_end, _ending_text(status))
 
     def _report(self, on_end: OnEnd, how: str) -> None:
         if not self._is_stopping and not self._is_reported:
             self._is_reported = True
             detail = f"it said last: {' / '.join(self._stderr_tail) or 'nothing'}"
             log.warning("MCP server %s %s; %s", self._name, how, detail)
-            self._settle_signs()
+            self._settle_probe_result()
             on_end(how, detail)
 
-    def _settle_signs(self) -> None:
+    def _settle_probe_result(self) -> None:
         """Fix the answer of `has_read` now, because later the pipe may be closed and its number reused."""
-        has_read = self._signs.has_read()
-        self._signs.has_read = lambda: has_read
+        has_read = self._probe_result.has_read()
+        self._probe_result.has_read = lambda: has_read
 
     def _has_read(self) -> bool:
         """Return whether the server has read something from its stdin pipe."""
@@ -318,7 +324,7 @@ class _ServerProcess:
         """Stop the server as the protocol says: close its stdin, wait, then kill it and all processes of its group."""
         # The client may have noticed the end of its output, and given up, before we noticed the end of the process.
         if self._has_hung_up and await self._ends_within(_DRAIN_S):
-            self._report(on_end, _in_words(await self._child.wait()))
+            self._report(on_end, _ending_text(await self._child.wait()))
         self._is_stopping = True
         # End the writer before the descriptor is closed, because its number may be reused at once.
         self._writing.cancel()
@@ -348,7 +354,7 @@ class _ServerProcess:
     def _close_stdin(self) -> None:
         if self._has_stdin:
             self._has_stdin = False
-            self._settle_signs()
+            self._settle_probe_result()
             self._direct_calls.close()
             self._writer.close()
             os.close(self._pipes.stdin)
@@ -375,7 +381,7 @@ def _unknown(number: RequestId) -> SessionMessage:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
 
 
-def _in_words(status: int) -> str:
+def _ending_text(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 

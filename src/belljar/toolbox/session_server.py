@@ -80,7 +80,7 @@ class ToolServer:
         self._connections.add(connection)
         return True
 
-    def dismiss(self, connection: "_SessionConnection") -> None:
+    def remove(self, connection: "_SessionConnection") -> None:
         """Remove a connection that is over."""
         self._connections.discard(connection)
         self.end_long(connection)
@@ -163,7 +163,7 @@ class _SessionConnection(asyncio.Protocol):
 
     def _unregister(self) -> None:
         if not self._tasks:
-            self._server.dismiss(self)
+            self._server.remove(self)
 
     def pause_writing(self) -> None:
         self._outgoing.pause()

@@ -91,7 +91,7 @@ def nearest(name: str, known: Collection[str]) -> str:
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.7)), "")
 
 
-def meant(name: str, known: Collection[str], most: int = 20) -> str:
+def suggestion(name: str, known: Collection[str], most: int = 20) -> str:
     """Return a suggestion to add after an unknown name: the most similar known name, or a list of the known ones."""
     if near := nearest(name, known):
         return f": did you mean {near!r}?"

@@ -101,7 +101,7 @@ class CallsInFlight:
     def __init__(self, server: str) -> None:
         self._server = server
         self._calls: list[CallInFlight] = []
-        self._held = 0
+        self._waiting_questions = 0
         self._abandoned: tuple[Ask, float] | None = None
         self._must_take_turns = False
         self._changed = asyncio.Condition()
@@ -157,13 +157,13 @@ class CallsInFlight:
         """Wait until all calls in flight are of one person, and return one of them; None if that will not happen."""
         self._must_take_turns = True
         async with self._changed:
-            self._held += 1
+            self._waiting_questions += 1
             try:
                 while self._calls:
                     last = self._calls[-1]
                     if not self._is_alone(last):
                         # If every call has a question that waits, no call will end by itself.
-                        if self._held >= len(self._calls):
+                        if self._waiting_questions >= len(self._calls):
                             return None
                         log.info("a question of MCP server %s is held: it could be two people's", self._server)
                         await self._changed.wait()
@@ -174,7 +174,7 @@ class CallsInFlight:
                         return last
                 return None
             finally:
-                self._held -= 1
+                self._waiting_questions -= 1
 
     def _late_s(self, call: CallInFlight) -> float:
         """Return how long a question may still belong to another person's call that was just given up.

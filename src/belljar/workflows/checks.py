@@ -15,7 +15,7 @@ from belljar.policy.guard import Guard
 from belljar.policy.rules import Policy
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.texts import meant, nearest
+from belljar.toolbox.texts import nearest, suggestion
 from belljar.workflows.definition import (
     MAX_VARIABLES,
     CodeExecution,
@@ -227,12 +227,12 @@ class Checker:
     ) -> None:
         known = catalogue.servers.get(config.server)
         if known is None:
-            problem = f"there is no server {config.server!r}{meant(config.server, catalogue.servers)}"
+            problem = f"there is no server {config.server!r}{suggestion(config.server, catalogue.servers)}"
         elif known.error:
             problem = f"the server {config.server} cannot be reached: {known.error[:200]}"
         else:
             names = [tool.name for tool in known.tools]
-            problem = f"{config.server} has no tool {config.tool!r}{meant(config.tool, names)}"
+            problem = f"{config.server} has no tool {config.tool!r}{suggestion(config.tool, names)}"
         self._add(definition, place, f"step {step.name}: {problem}")
 
     def _judge_call(

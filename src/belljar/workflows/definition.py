@@ -1,7 +1,7 @@
-"""The form of a workflow: its models, its JSON Schema, and how a text that was read becomes steps.
+"""The form of a workflow: the models of its parts, as they are written and as they are run, and its JSON Schema.
 
-Checks form only: keys, types, nesting. What names and expressions mean is checked in `checks.py`. The forms of the
-original are read too: an outer `workflows` list, and its words for `retry`.
+`parser.py` makes a definition of a text; `checks.py` checks what names and expressions mean. The keys of the original
+for `retry` are read too.
 """
 
 import keyword
@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from belljar.policy.rules import Policy
-from belljar.toolbox.texts import nearest
-from belljar.workflows.text import LocatedText, Path, TextProblem, invalid
+from belljar.workflows.text import LocatedText, Path
 
-MAX_STEPS = 10_000
-MAX_NESTED = 8
 MAX_BRANCHES = 16
 MAX_ITERATIONS = 10_000
 MAX_VARIABLES = 1_000
@@ -49,7 +46,7 @@ RESERVED = frozenset(
         "while",
     ]
 )
-_RETRY_WORDS = {
+_RETRY_SYNONYMS = {
     "max_retries": "times",
     "retries": "times",
     "count": "times",
@@ -60,7 +57,7 @@ _RETRY_WORDS = {
     "backoff_seconds": "backoff_s",
     "wait": "backoff_s",
 }
-_ATTEMPT_WORDS = ("max_attempts", "attempts")
+_ATTEMPT_SYNONYMS = ("max_attempts", "attempts")
 Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 RawSteps = list[dict[str, Any]]
 
@@ -71,12 +68,12 @@ class DefinitionTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True, strict=True)
 
 
-def _retry_words(value: Any) -> Any:
-    """Return the keys of ours for other words that mean the same."""
+def _own_retry_keys(value: Any) -> Any:
+    """Return the table with our keys in place of synonyms."""
     if not isinstance(value, dict):
         return value
-    found = {_RETRY_WORDS.get(key, key): each for key, each in cast("dict[str, Any]", value).items()}
-    for key in _ATTEMPT_WORDS:
+    found = {_RETRY_SYNONYMS.get(key, key): each for key, each in cast("dict[str, Any]", value).items()}
+    for key in _ATTEMPT_SYNONYMS:
         if isinstance(attempts := found.get(key), int):
             found = {name: each for name, each in found.items() if name != key} | {"times": max(0, attempts - 1)}
     return found
@@ -108,7 +105,7 @@ class StepForm(DefinitionTable):
     type: str = Field(description="What it does")
     description: str = ""
     config: dict[str, Any] = Field({}, description="What its type needs")
-    retry: Annotated[Retry | None, BeforeValidator(_retry_words)] = None
+    retry: Annotated[Retry | None, BeforeValidator(_own_retry_keys)] = None
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="Interrupt its code after this long")
     on_error: OnError = "stop"
     repeat: bool = Field(False, description="Whether it may run again when it is not known how far it came")
@@ -249,7 +246,7 @@ class StepKind:
         return self.schema if self.schema is not None else self.config.model_json_schema(by_alias=True)
 
 
-# ── parsed ──
+# What a text becomes: see `parser.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,150 +306,6 @@ def _collect(steps: tuple[Step, ...], found: list[Step]) -> None:
             _collect(block, found)
 
 
-def parse(source: LocatedText, types: Mapping[str, StepKind], which: str = "") -> Definition:
-    """Return the workflow of a text; raise `WorkflowInvalid` with every problem of its form.
-
-    `which` chooses one where the text has several in an outer `workflows` list.
-    """
-    data, place = _chosen(source, which)
-    parser = _Parser(source, types)
-    form = parser.model(WorkflowForm, data, place)
-    steps = parser.steps(data.get("steps"), (*place, "steps"), 0)
-    if parser.problems or form is None:
-        raise invalid(parser.problems)
-    return Definition(form.name, form, steps, source, place)
-
-
-def _chosen(source: LocatedText, which: str) -> tuple[dict[str, Any], Path]:
-    data: Any = source.data
-    if not isinstance(data, dict):
-        raise invalid([source.problem((), "a workflow is a mapping with name and steps")])
-    found = cast("dict[str, Any]", data)
-    if "workflows" not in found:
-        return found, ()
-    listed: Any = found["workflows"]
-    others = [key for key in found if key not in ("workflows", "version", "description")]
-    if others or not isinstance(listed, list) or not listed:
-        hint = "Write name and steps at the top, or a list of workflows and nothing else"
-        raise invalid([source.problem(("workflows",), "workflows is no list of workflows", hint)])
-    entries = cast("list[Any]", listed)
-    names = [str(cast("dict[str, Any]", each).get("name")) if isinstance(each, dict) else "" for each in entries]
-    if which and which not in names:
-        raise invalid([source.problem(("workflows",), f"there is no workflow {which!r}: there is {', '.join(names)}")])
-    if len(entries) > 1 and not which:
-        hint = f"Name one of them: {', '.join(names)}"
-        raise invalid([source.problem(("workflows",), f"there are {len(entries)} workflows in this text", hint)])
-    index = names.index(which) if which else 0
-    if not isinstance(entries[index], dict):
-        raise invalid([source.problem(("workflows", index), "a workflow is a mapping with name and steps")])
-    return cast("dict[str, Any]", entries[index]), ("workflows", index)
-
-
-class _Parser:
-    """Parses one text, and collects what is wrong with it."""
-
-    def __init__(self, source: LocatedText, types: Mapping[str, StepKind]) -> None:
-        self._source = source
-        self._types = types
-        self._count = 0
-        self.problems: list[TextProblem] = []
-
-    def model(self, model: type[Any], data: Any, place: Path) -> Any:
-        """Return a model of the data; None where it does not fit, which is among the problems then."""
-        try:
-            return model.model_validate(data)
-        except ValidationError as error:
-            for fault in error.errors(include_url=False):
-                self._add_fault(model, fault, place)
-            return None
-
-    def _add_fault(self, model: type[BaseModel], fault: Any, place: Path) -> None:
-        steps = [
-            step for step in fault["loc"] if not (isinstance(step, str) and step.startswith(("function-", "Goto")))
-        ]
-        path: Path = (*place, *steps)
-        key = str(steps[-1]) if steps else ""
-        reason, hint = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "it should", 1), ""
-        if fault["type"] == "extra_forbidden":
-            known = [info.alias or name for name, info in model.model_fields.items()] if len(steps) == 1 else []
-            near = nearest(key, known)
-            reason = f"there is no key {key[:100]!r} here"
-            hint = f"Did you mean {near}?" if near else f"There are {', '.join(known)}" if known else ""
-        elif fault["type"] == "missing":
-            reason = f"{key} is missing"
-        elif fault["type"] == "string_pattern_mismatch" and key in ("name", "as", "goto"):
-            value = str(fault["input"])[:100]
-            reason, hint = f"{key} is {value!r}", "Use letters, digits and underscores, and begin with a letter"
-        elif key:
-            reason = f"{'.'.join(map(str, steps))}: {reason}"
-        self.problems.append(self._source.problem(path, reason[:500], hint))
-
-    def steps(self, data: Any, place: Path, depth: int) -> tuple[Step, ...]:
-        """Return the steps of a list; those that do not fit are among the problems."""
-        if not isinstance(data, list):
-            return ()  # the model around it has said so
-        found: list[Step] = []
-        for index, each in enumerate(cast("list[Any]", data)):
-            self._count += 1
-            if self._count > MAX_STEPS:
-                if self._count == MAX_STEPS + 1:
-                    message = f"there are more than {MAX_STEPS:,} steps"
-                    hint = "Repeat steps in a loop over a list"
-                    self.problems.append(self._source.problem((*place, index), message, hint))
-                break
-            if (step := self._step(each, (*place, index), depth)) is not None:
-                found.append(step)
-        return tuple(found)
-
-    def _step(self, data: Any, place: Path, depth: int) -> Step | None:
-        if not isinstance(data, dict):
-            self.problems.append(self._source.problem(place, "a step is a mapping with name, type and config"))
-            return None
-        form = self.model(StepForm, data, place)
-        raw = cast("dict[str, Any]", data)
-        kind = self._types.get(str(raw.get("type")))
-        if kind is None:
-            if isinstance(raw.get("type"), str):
-                near = nearest(str(raw["type"]), self._types)
-                hint = f"Did you mean {near}?" if near else f"There are {', '.join(self._types)}"
-                message = f"there is no step type {str(raw['type'])[:100]!r}"
-                self.problems.append(self._source.problem((*place, "type"), message, hint))
-            return None
-        given = raw.get("config", {})
-        config = self.model(kind.config, given, (*place, "config"))
-        if kind.schema is not None and config is not None:
-            self._check_schema(kind.schema, given, (*place, "config"))
-        blocks: list[tuple[Step, ...]] = []
-        if kind.blocks and depth >= MAX_NESTED:
-            message = f"steps are nested more than {MAX_NESTED} deep"
-            self.problems.append(
-                self._source.problem(place, message, "Put the inner ones into a workflow of their own")
-            )
-        elif isinstance(given, dict):
-            for key in kind.blocks:
-                blocks += self._blocks(cast("dict[str, Any]", given).get(key), (*place, "config", key), depth + 1)
-        if form is None or config is None:
-            return None
-        return Step(form.name, form.type, config, form, tuple(blocks), place, self._source.line(place))
-
-    def _check_schema(self, schema: Mapping[str, Any], given: Any, place: Path) -> None:
-        """Check a plugin's configuration, as far as its values are known already."""
-        from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few workflows need it here
-
-        validator: Any = Draft202012Validator(dict(schema))
-        for error in validator.iter_errors(given):
-            if not (isinstance(error.instance, str) and "{{" in error.instance):
-                path: Path = (*place, *error.absolute_path)
-                self.problems.append(self._source.problem(path, str(error.message)[:500]))
-
-    def _blocks(self, data: Any, place: Path, depth: int) -> list[tuple[Step, ...]]:
-        """Return the lists of steps under a key: one, or one for each branch."""
-        entries = cast("list[Any]", data) if isinstance(data, list) else []
-        if entries and all(isinstance(each, list) for each in entries):
-            return [self.steps(each, (*place, index), depth) for index, each in enumerate(entries)]
-        return [self.steps(entries, place, depth)]
-
-
 def name_problem(name: str, taken: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what is wrong with the name of a variable or step and a hint; None where nothing is."""
     if not NAME.fullmatch(name):
@@ -487,8 +340,8 @@ def json_schema(types: Mapping[str, StepKind]) -> dict[str, Any]:
                 "then": {"properties": {"config": {"$ref": f"#/$defs/Config_{kind.name}"}}},
             }
         )
-    others = {word: definitions["Retry"]["properties"][ours] for word, ours in _RETRY_WORDS.items()}
-    attempts = {word: {"type": "integer", "minimum": 1} for word in _ATTEMPT_WORDS}
+    others = {key: definitions["Retry"]["properties"][ours] for key, ours in _RETRY_SYNONYMS.items()}
+    attempts = {key: {"type": "integer", "minimum": 1} for key in _ATTEMPT_SYNONYMS}
     definitions["Retry"]["properties"] |= {**others, **attempts}
     definitions["Step"] = {**step, "allOf": rules, "title": "Step"}
     schema["properties"]["steps"]["items"] = {"$ref": "#/$defs/Step"}

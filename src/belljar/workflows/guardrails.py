@@ -3,7 +3,7 @@
 A call or code has to pass both. What a running session cannot be given later, memory and network, is refused here.
 """
 
-from belljar.policy.guard import Guard, rulebook
+from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import CodeRule, Policy
 from belljar.workflows.definition import Definition, Step, SubWorkflow
 from belljar.workflows.library import reference_of
@@ -53,7 +53,7 @@ class StepGuards:
         if policy is None:
             return None
         # One for each set of rules, so that what is counted is counted over all attempts.
-        return self._guards.setdefault(id(policy), Guard(rulebook(policy)))
+        return self._guards.setdefault(id(policy), Guard(compile_policy(policy)))
 
     def timeout_s(self, step: Step) -> float | None:
         """Return how long a step may take."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
-from belljar.toolbox.texts import meant
-from belljar.workflows.definition import Definition, StepKind, SubWorkflow, parse
+from belljar.toolbox.texts import suggestion
+from belljar.workflows.definition import Definition, StepKind, SubWorkflow
+from belljar.workflows.parser import parse
 from belljar.workflows.text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
@@ -59,7 +60,7 @@ class Library:
             return FoundText(_read_file(path), path.name, self._folder)
         known = self.names()
         hint = "Set workflows_directory to a folder of workflows" if self._folder is None else ""
-        raise InvalidArgument(f"there is no workflow {name[:100]!r}{meant(name[:100], known)}", hint=hint)
+        raise InvalidArgument(f"there is no workflow {name[:100]!r}{suggestion(name[:100], known)}", hint=hint)
 
     # Other texts
 

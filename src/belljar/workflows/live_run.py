@@ -71,10 +71,10 @@ class LiveRun:
         self.task: asyncio.Task[None] | None = None
         self._hold_s = hold_s
         self._changed = asyncio.Event()
-        self._poke = asyncio.Event()
+        self._woken = asyncio.Event()
         self._active = 0
         self._waiting = 0
-        self._held = 0
+        self._waiting_cells = 0
         self._idle_since = time.monotonic()
         self.is_released = False
         """Whether nobody drives it any more, so that its state on record stays as it is."""
@@ -107,22 +107,22 @@ class LiveRun:
         return self.task is not None and self.task.done()
 
     @property
-    def is_held(self) -> bool:
+    def has_waiting_cell(self) -> bool:
         """Return whether the process of a cell waits for an answer, which ends with whoever drives the run."""
-        return self._held > 0
+        return self._waiting_cells > 0
 
     # For whoever answers or stops it
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Have the run look at its record now."""
-        self._poke.set()
-        self._poke = asyncio.Event()
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     async def pause(self, wait_s: float) -> None:
-        """Wait until the run is poked, or `wait_s` have passed."""
+        """Wait until the run is woken, or `wait_s` have passed."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._poke.wait()
+                await self._woken.wait()
         except TimeoutError:
             pass
 
@@ -157,16 +157,16 @@ class LiveRun:
             self._set_state()
 
     @contextmanager
-    def asking(self, *, is_held: bool = False) -> Generator[None]:
-        """Count a question as open. With `is_held`, a cell waits for the answer, so the run cannot be let go."""
+    def asking(self, *, is_from_cell: bool = False) -> Generator[None]:
+        """Count a question as open. With `is_from_cell`, a cell waits for the answer, so the run cannot be let go."""
         self._waiting += 1
-        self._held += is_held
+        self._waiting_cells += is_from_cell
         self._set_state()
         try:
             yield
         finally:
             self._waiting -= 1
-            self._held -= is_held
+            self._waiting_cells -= is_from_cell
             self._set_state()
 
     def _set_state(self) -> None:
@@ -190,7 +190,11 @@ class LiveRun:
             if row.expires_at is not None and now >= row.expires_at:
                 return None
             self.check_wanted()
-            if self.state == "waiting" and not self._held and time.monotonic() - self._idle_since >= self._hold_s:
+            if (
+                self.state == "waiting"
+                and not self._waiting_cells
+                and time.monotonic() - self._idle_since >= self._hold_s
+            ):
                 self.is_released = True
             if self.is_released:
                 raise Released

@@ -19,7 +19,7 @@ from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult
 from belljar.sessions import resumption
 from belljar.sessions.closer import save_variables
-from belljar.sessions.hibernation import in_words
+from belljar.sessions.hibernation import loss_text
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.toolbox.base import Question
@@ -163,7 +163,7 @@ class RunSession:
         if report is None:
             return "its variables could not be saved, a resumed run will lack them"
         self._forget_older(execution_id)
-        return "; ".join(f"not kept: {in_words(loss)}" for loss in report.lost[:20])
+        return "; ".join(f"not kept: {loss_text(loss)}" for loss in report.lost[:20])
 
     def saved(self) -> set[str]:
         """Return the executions after which variables are on disk."""

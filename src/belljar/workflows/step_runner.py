@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.execution import Execution
-from belljar.executions.policy_check import in_words, subject_findings
+from belljar.executions.policy_check import inspection_text, subject_findings
 from belljar.journal.journal import KILLED, ExecutionRecord
 from belljar.journal.run_records import StepRecord
 from belljar.models import ExecutionResult
@@ -216,10 +216,10 @@ class StepRunner:
         if guard is not None and not self._approved(path, attempt):
             inspection = await guard.examine(code, "")
             if inspection.decision == "deny":
-                reason = f"the guardrails of the workflow do not allow its code: {in_words(inspection)}"
+                reason = f"the guardrails of the workflow do not allow its code: {inspection_text(inspection)}"
                 return self._run.finish(path, attempt, failed_step(reason, "rejected"), session_id=session.id)
             if inspection.decision == "ask":
-                text = f"May step {path} run? {in_words(inspection)}"
+                text = f"May step {path} run? {inspection_text(inspection)}"
                 # Only code that is written in the workflow: other code has values in it, which nobody has looked at.
                 about = code_subject(
                     code if isinstance(step.config, CodeExecution) else "", subject_findings(inspection)
@@ -308,7 +308,7 @@ class StepRunner:
             about=about_fields(recorded),
         )
         await run.ask(path, attempt, asked)
-        with run.resting(), run.asking(is_held=True):
+        with run.resting(), run.asking(is_from_cell=True):
             while not execution.is_finished and execution.question_number == number and execution.question is not None:
                 row = run.records.step(run.id, path, attempt)
                 if row is not None and row.state == "answered":

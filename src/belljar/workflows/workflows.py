@@ -289,7 +289,7 @@ class Workflows:
 
     def _go_on(self, record: RunRecord) -> LiveRun | None:
         if (live := self._live.get(record.id)) is not None:
-            live.poke()
+            live.wake()
             return live
         if record.server and self._is_living(record.server):
             return None  # it looks at its record every second
@@ -346,7 +346,7 @@ class Workflows:
             return
         self._records.want(record.id, "stop")
         if (live := self._live.get(record.id)) is not None and live.task is not None:
-            live.poke()
+            live.wake()
             await asyncio.wait([live.task], timeout=60)
 
     # Looking

@@ -108,7 +108,7 @@ async def test_an_upload_that_stops_half_way_leaves_nothing(plane: Plane, runtim
     headers = {"content-type": "multipart/form-data; boundary=edge"}
     with pytest.raises(ConnectionError):
         await one.ask("POST", "/files", content=body(), headers=headers)
-    await until(lambda: not session._holds)
+    await until(lambda: not session._uses)
     assert (await one.ok("GET", "/files"))["value"] == []
     left = [path for path in session.folders.root.rglob("*") if path.is_file() and path.stat().st_size > 1_000_000]
     assert left == []

@@ -2,7 +2,7 @@
 // those with `data-until`.
 
 /** @param {number} seconds */
-function words(seconds) {
+function durationText(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
@@ -14,11 +14,11 @@ export function startClock() {
     if (document.hidden) return;
     for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-since]"))) {
       const seconds = (Date.now() - Date.parse(element.dataset.since ?? "")) / 1000;
-      if (Number.isFinite(seconds)) element.textContent = words(Math.max(0, seconds));
+      if (Number.isFinite(seconds)) element.textContent = durationText(Math.max(0, seconds));
     }
     for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-until]"))) {
       const seconds = (Date.parse(element.dataset.until ?? "") - Date.now()) / 1000;
-      if (Number.isFinite(seconds)) element.textContent = seconds > 0 ? `in ${words(seconds)}` : "now";
+      if (Number.isFinite(seconds)) element.textContent = seconds > 0 ? `in ${durationText(seconds)}` : "now";
     }
   };
   tick();

@@ -115,8 +115,8 @@ async function tellUnlessSeen(count) {
 /** @param {number} count */
 function tell(count) {
   // Nothing of the question itself: it may be read on a locked screen.
-  const words = count === 1 ? "A question waits for you" : `${count} questions wait for you`;
-  const notification = new Notification("belljar", { body: words, tag: LOCK });
+  const body = count === 1 ? "A question waits for you" : `${count} questions wait for you`;
+  const notification = new Notification("belljar", { body, tag: LOCK });
   notification.addEventListener("click", () => {
     window.focus();
     location.assign("/console/inbox");

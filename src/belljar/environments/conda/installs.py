@@ -162,7 +162,7 @@ def write_request(staging: Path, request: SolverRequest) -> str:
 def read_answer(uv_answer: UvAnswer, count: int) -> SolverAnswer:
     """Parse the solver's output; if it is not a valid answer, report it as the reason for every requirement."""
     try:
-        answer = SolverAnswer.model_validate_json(uv_answer.words.rstrip().rpartition("\n")[2])
+        answer = SolverAnswer.model_validate_json(uv_answer.output.rstrip().rpartition("\n")[2])
     except ValidationError:
         answer = SolverAnswer()
     if uv_answer.status or sorted([*answer.taken, *answer.unknown, *answer.refused]) != [*range(count)]:

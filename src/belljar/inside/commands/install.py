@@ -82,29 +82,29 @@ def is_for_host(program: str, arguments: Sequence[str]) -> bool:
 
 def _install_arguments(program: str, arguments: Sequence[str]) -> "Sequence[str] | None":
     """Return the arguments after `install`; None when it is another call, or leaves the session's packages alone."""
-    words = [word for word in arguments if word not in _HARMLESS] if program == "pip" else list(arguments)
+    given = [argument for argument in arguments if argument not in _HARMLESS] if program == "pip" else list(arguments)
     subcommand = ["install"] if program == "pip" else ["pip", "install"]
-    if words[: len(subcommand)] != subcommand or any(word.partition("=")[0] in _NOT_OURS for word in words):
+    if given[: len(subcommand)] != subcommand or any(argument.partition("=")[0] in _NOT_OURS for argument in given):
         return None
-    return words[len(subcommand) :]
+    return given[len(subcommand) :]
 
 
-def _requirements(words: Sequence[str]) -> Iterator[str]:
-    left = iter(words)
-    for word in left:
-        name, equals, value = word.partition("=")
+def _requirements(arguments: Sequence[str]) -> Iterator[str]:
+    left = iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
         if name in ("-r", "--requirement", "--requirements"):
             yield from _read(value if equals else next(left, ""))
-        elif word in _UPGRADES:
+        elif argument in _UPGRADES:
             print(
                 "note: --upgrade is left out: a version that fits stays; ask for one, like 'name>=2'", file=sys.stderr
             )
-        elif word == "--progress-bar":
+        elif argument == "--progress-bar":
             next(left, None)
-        elif word.startswith("-") and word not in _HARMLESS:
-            raise InstallRefused(f"the option {word} cannot be used in a session: name packages, like 'pandas>=2'")
-        elif not word.startswith("-"):
-            yield word
+        elif argument.startswith("-") and argument not in _HARMLESS:
+            raise InstallRefused(f"the option {argument} cannot be used in a session: name packages, like 'pandas>=2'")
+        elif not argument.startswith("-"):
+            yield argument
 
 
 def _read(path: str) -> Iterator[str]:

@@ -121,7 +121,7 @@ def enter_sandbox(sandbox: "dict[str, Any]", holder: int, groups: "list[int]") -
         with contextlib.suppress(OSError):  # then the host moves this process into the group, which takes longer
             os.write(group, b"0")
         os.close(group)
-    from .namespaces import enter
+    from .setns import enter
 
     enter(holder, sandbox["flags"], sandbox["uid"], sandbox["gid"])
     os.close(holder)
@@ -275,8 +275,8 @@ def take_streams(descriptors: list[int]) -> socket.socket:
 
 
 def own_proc_entry() -> None:
-    """Call `namespaces.own_proc_entry`; the module is imported only where it is needed."""
-    from .namespaces import own_proc_entry
+    """Call `setns.own_proc_entry`; the module is imported only where it is needed."""
+    from .setns import own_proc_entry
 
     own_proc_entry()
 

@@ -54,8 +54,8 @@ def _retain_primary_context() -> None:
 
     library = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
-    for call, words in ((library.cuInit, (0,)), (library.cuDevicePrimaryCtxRetain, (ctypes.byref(context), 0))):
-        if status := call(*words):
+    for call, arguments in ((library.cuInit, (0,)), (library.cuDevicePrimaryCtxRetain, (ctypes.byref(context), 0))):
+        if status := call(*arguments):
             raise OSError(f"CUDA error {status}")
 
 

@@ -33,7 +33,7 @@ class HostLink:
         self._execution: Any = None
         """The number of the request that runs; None between cells."""
         self._allow_input = False
-        self._held: dict[str, Any] | None = None
+        self._pending_result: dict[str, Any] | None = None
         """A result that is held back, see `emit`."""
         self._waiting: deque[dict[str, Any]] = deque()
         """Requests that came while an answer was waited for."""
@@ -46,35 +46,35 @@ class HostLink:
         """
         self.streams.flush()
         message = {**message, "id": self._execution}
-        is_spare = self._execution is None and message["type"] == "comm"
-        if is_spare or not self.channel.is_owner():
+        may_be_dropped = self._execution is None and message["type"] == "comm"
+        if may_be_dropped or not self.channel.is_owner():
             # Between cells the host may not be reading, and a widget's message is not worth blocking its thread for.
-            self.channel.send(message, if_room=is_spare)
+            self.channel.send(message, if_room=may_be_dropped)
             return
-        self._send_held()
+        self._send_pending_result()
         if message["type"] == "result":
-            self._held = message
+            self._pending_result = message
         else:
             self._send_in_order(message)
 
     def _synchronise(self) -> bool:
         if not self.channel.is_owner() or self._execution is None:
             return False
-        if not self._send_held():
+        if not self._send_pending_result():
             self._send_in_order({"type": "sync", "id": self._execution})
         return True
 
-    def _is_held(self) -> bool:
-        return self._held is not None
+    def _has_pending_result(self) -> bool:
+        return self._pending_result is not None
 
-    def _send_held(self) -> bool:
-        held, self._held = self._held, None
-        if held is not None:
-            self._send_in_order(held)
-        return held is not None
+    def _send_pending_result(self) -> bool:
+        result, self._pending_result = self._pending_result, None
+        if result is not None:
+            self._send_in_order(result)
+        return result is not None
 
     def _send_in_order(self, message: dict[str, Any]) -> None:
-        with self.interrupts.held():
+        with self.interrupts.delayed():
             self.channel.send({**message, "ack": True})
             self._await("ack")
 
@@ -108,8 +108,8 @@ class HostLink:
         if not self._may_ask():
             raise EOFError(NO_INPUT)
         self.streams.flush()
-        self._send_held()
-        with self.interrupts.held():
+        self._send_pending_result()
+        with self.interrupts.delayed():
             self.channel.send({"type": "input", "id": self._execution, **question})
             answer = self._await("input", **question)
         if answer.get("is_interrupt"):

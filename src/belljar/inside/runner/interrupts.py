@@ -12,7 +12,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._is_cell = False
         self._is_preparing = False
-        self._held = 0
+        self._delays = 0
         self._is_pending = False
 
     def install(self) -> None:
@@ -23,7 +23,7 @@ class Interrupts:
         __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here
         if not self._is_cell:
             return
-        if self._held or self._is_preparing:
+        if self._delays or self._is_preparing:
             self._is_pending = True
             return
         raise KeyboardInterrupt
@@ -55,17 +55,17 @@ class Interrupts:
         return True
 
     @contextmanager
-    def held(self) -> Generator[None, None, None]:
+    def delayed(self) -> Generator[None, None, None]:
         """Delay interrupts until the block is over, so that no message is left half sent."""
-        self._held += 1
+        self._delays += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._delays -= 1
         self._raise_pending()
 
     def _raise_pending(self) -> None:
         __tracebackhide__ = True
-        if self._is_pending and not self._held and not self._is_preparing and self._is_cell:
+        if self._is_pending and not self._delays and not self._is_preparing and self._is_cell:
             self._is_pending = False
             raise KeyboardInterrupt

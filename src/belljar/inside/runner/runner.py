@@ -67,7 +67,7 @@ class Runner(HostLink):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        self.streams = Streams(self._synchronise, self._is_held)
+        self.streams = Streams(self._synchronise, self._has_pending_result)
         self.shell.loop_runner = self._run_coroutine
         direct_outputs(self.shell, self.emit)
         self.shell.on_begin = self._begin
@@ -300,7 +300,7 @@ class Runner(HostLink):
         self._allow_input = False
         self._awaits_go = False  # still set after code that IPython could not parse
         self.streams.flush()
-        held, self._held = self._held, None
+        result, self._pending_result = self._pending_result, None
         self._finished = {
             "type": "finished",
             "id": self._execution,
@@ -309,7 +309,7 @@ class Runner(HostLink):
             "cpu_s": _cpu_s() - before,
             "variables": self._variables(),
         }
-        self.channel.send(*([held] if held else []), self._finished)
+        self.channel.send(*([result] if result else []), self._finished)
         self._execution = None
 
     def _run_cell(self, code: str) -> bool:
@@ -438,7 +438,7 @@ class Runner(HostLink):
             work.run()
         work.finish()
         self.streams.flush()
-        self._execution = self._held = None
+        self._execution = self._pending_result = None
         self.channel.send({**work.report.message(), "id": message["id"]})
 
 

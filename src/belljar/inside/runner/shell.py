@@ -127,7 +127,7 @@ def _may_be_special(line: str) -> bool:
 _AT_START = frozenset(",;/")
 
 
-class _Forgetful(defaultdict[int, list[Any]]):
+class _DiscardedOutputs(defaultdict[int, list[Any]]):
     """A dict that stores nothing, because IPython 9 would keep every display in `history_manager.outputs`."""
 
     def __missing__(self, key: int) -> list[Any]:
@@ -178,14 +178,14 @@ class Shell(InteractiveShell):
         if not self.is_forked():
             self.emit({"type": "error", "name": "UsageError", "message": _text(exc), "traceback": []})
 
-    def showtraceback(self, exc_tuple: Any = None, *words: Any, exception_only: bool = False, **options: Any) -> None:
+    def showtraceback(self, exc_tuple: Any = None, *rest: Any, exception_only: bool = False, **options: Any) -> None:
         """Report an exception. IPython prints exception groups as text; here they are errors like any other."""
         try:
             kind, value, trace = self._get_exc_info(exc_tuple)
         except ValueError:
             kind, value, trace = None, None, None
         if exception_only or not _has_group(value):
-            super().showtraceback(exc_tuple, *words, exception_only=exception_only, **options)
+            super().showtraceback(exc_tuple, *rest, exception_only=exception_only, **options)
             return
         self._showtraceback(kind, value, traceback.format_exception(kind, value, _from_the_cell(trace)))
 
@@ -299,10 +299,10 @@ def _text(evalue: Any) -> str:
         return f"<the exception's own message cannot be shown: {type(broken).__name__}>"
 
 
-def _print_without_restart(*words: Any, **options: Any) -> None:
+def _print_without_restart(*arguments: Any, **options: Any) -> None:
     """Print what `%pip` says, except its advice to restart a kernel, which nobody here can do."""
-    if "restart the kernel" not in str(words[0] if words else ""):
-        print(*words, **options)
+    if "restart the kernel" not in str(arguments[0] if arguments else ""):
+        print(*arguments, **options)
 
 
 def build_shell() -> Shell:
@@ -316,7 +316,7 @@ def build_shell() -> Shell:
     shell: Any = Shell.instance(config=config)
     shell.input_transformer_manager = CellTransformer()
     if hasattr(shell.history_manager, "outputs"):
-        shell.history_manager.outputs = _Forgetful()
+        shell.history_manager.outputs = _DiscardedOutputs()
     # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.

@@ -219,7 +219,7 @@ class ForgivingUnpickler(_Python):
         self._loaded = loaded
         self._bytecode_of = bytecode_of
         self._faulty: list[range] = []
-        self._spoilt: dict[int, tuple[Any, str]] = {}
+        self._damaged: dict[int, tuple[Any, str]] = {}
         self.fault = ""
         super().__init__(reader.stream(), buffers=reader.buffers())
 
@@ -248,13 +248,13 @@ class ForgivingUnpickler(_Python):
         self.fault = self.fault or reason
         return _MissingObject(reason)
 
-    def spoil(self, value: Any, reason: str) -> None:
+    def note_damage(self, value: Any, reason: str) -> None:
         """Note that an object exists but is not as it was saved."""
-        self._spoilt[id(value)] = (value, reason)
+        self._damaged[id(value)] = (value, reason)
 
     def fault_of(self, value: Any) -> str:
         """Return why this very object is not as it was saved; empty when it is."""
-        return value.reason if type(value) is _MissingObject else self._spoilt.get(id(value), (None, ""))[1]
+        return value.reason if type(value) is _MissingObject else self._damaged.get(id(value), (None, ""))[1]
 
     def fault_among(self, given: list[Any]) -> str:
         """Return the first fault among what an object is made from: a callable and, last, its arguments."""
@@ -320,7 +320,7 @@ def _forgive_making(opcode: bytes, argument_count: int) -> None:
             unpickler.stack[depth:] = [unpickler.blame(unpickler.fault_among(given) or error_line(error))]
             return
         if reason := unpickler.fault_among(given):
-            unpickler.spoil(unpickler.stack[-1], reason)
+            unpickler.note_damage(unpickler.stack[-1], reason)
 
     ForgivingUnpickler.dispatch[opcode[0]] = load
 
@@ -336,7 +336,7 @@ def _forgive_filling(opcode: bytes) -> None:
             raise
         except BaseException as error:
             unpickler.blame(error_line(error))
-            unpickler.spoil(unpickler.stack[-1], error_line(error))
+            unpickler.note_damage(unpickler.stack[-1], error_line(error))
 
     ForgivingUnpickler.dispatch[opcode[0]] = load
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import compaction, fork, huge_pages, immortal, namespaces, vfork
+from . import compaction, fork, huge_pages, immortal, setns, vfork
 from .channel import Channel
 from .pristine import no_traces
 from .runner import Runner
@@ -92,7 +92,7 @@ class ZygoteRunner:
         if not has_keeper and vfork.is_possible() and fork.thread_count() == 1:
             fork.fork_kernel_at_once(enter, become)
             # The change of user in our memory has made our entry in /proc root's.
-            namespaces.own_proc_entry()
+            setns.own_proc_entry()
         elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=has_keeper, is_session=False):
             become()
 
@@ -108,7 +108,7 @@ class ZygoteRunner:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         sock = fork.take_streams(descriptors)
         fork.close_inherited({sock.fileno()})
-        namespaces.own_proc_entry()
+        setns.own_proc_entry()
         _replace_environment({**message["environment"], "PWD": message["folder"]})
         _prepend_path(message["environment"].get("PYTHONPATH", ""))
         os.chdir(message["folder"])

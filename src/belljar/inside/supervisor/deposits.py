@@ -9,7 +9,7 @@ class StoredDeposit:
     """What one key holds. It takes the descriptors over, so the list that it was given is empty afterwards."""
 
     def __init__(self, request: "dict[str, Any]", descriptors: "list[int]") -> None:
-        self.words: dict[str, Any] = request["words"]
+        self.fields: dict[str, Any] = request["words"]
         self.children: set[int] = set(request["children"])
         self.is_session = bool(request["is_session"])
         self.folders: list[str] = request["folders"]

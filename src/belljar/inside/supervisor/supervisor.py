@@ -160,9 +160,9 @@ class SupervisorProcess:
         return {}, []
 
     def _on_take(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
-        """Answer with copies of what a key holds; the deposit stays."""
+        """Answer with what a key holds, its descriptors duplicated; the deposit stays."""
         deposit = self._deposits.find(request["key"])
-        return ({"words": deposit.words}, deposit.descriptors) if deposit else ({"words": None}, [])
+        return ({"words": deposit.fields}, deposit.descriptors) if deposit else ({"words": None}, [])
 
     def _on_drop(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
         """Remove a deposit and, if the request says so, kill its children."""

@@ -28,7 +28,7 @@ MAX_STREAM_CHARS = 8_000_000
 """How much of each stream a pool is asked for, in versions that can be asked; some send far less by themselves."""
 MAX_FILES = 20_000
 ROOT = "/mnt/data"
-_VERSION_WORDS = re.compile(r"api[- ]?version", re.IGNORECASE)
+_VERSION_COMPLAINT = re.compile(r"api[- ]?version", re.IGNORECASE)
 
 # An expression, so that it leaves no name behind. Cells of other sessions run in /mnt/data, too.
 _SET_UP = (
@@ -209,8 +209,8 @@ class PoolSession:
         longest_s = _AZURE_LONGEST_S if self._is_azure else _LONGEST_S
         seconds = max(1, min(math.ceil(timeout_s), longest_s))
         if self.is_old:
-            words = {"codeInputType": "inline", "executionType": "synchronous"}
-            return {"properties": {**words, "code": code, "timeoutInSeconds": seconds}}
+            kinds = {"codeInputType": "inline", "executionType": "synchronous"}
+            return {"properties": {**kinds, "code": code, "timeoutInSeconds": seconds}}
         kind = "Asynchronous" if is_asynchronous else "Synchronous"
         body = {"codeInputType": "Inline", "executionType": kind, "code": code, "timeoutInSeconds": seconds}
         return {**body, "outputStreamsMaxLength": MAX_STREAM_CHARS} if self._version == NEW[0] else body
@@ -304,7 +304,7 @@ class PoolSession:
 def _is_other_version(answer: PoolAnswer) -> bool:
     """Tell whether the pool does not know the version that we asked in."""
     if answer.status == 400:
-        return bool(_VERSION_WORDS.search(answer.words))
+        return bool(_VERSION_COMPLAINT.search(answer.problem))
     # A pool of an older version has no such route, and says so without a word of its own.
     return answer.status == 405 or (answer.status == 404 and not answer.code)
 

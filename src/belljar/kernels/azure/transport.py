@@ -73,7 +73,7 @@ class PoolAnswer:
         return self._error("code") or self.headers.get("x-ms-error-code", "")[:_MAX_CHARACTERS]
 
     @property
-    def words(self) -> str:
+    def problem(self) -> str:
         """Return the status and what the pool says, for an error."""
         said = ": ".join(filter(None, (self.code, self._error("message"))))
         return f"HTTP {self.status}{f' ({said})' if said else ''}"
@@ -251,4 +251,4 @@ def refused(answer: PoolAnswer) -> PoolUnavailable:
             hint = "The pool has no room at the moment: try again, or raise its most concurrent sessions"
         case _:
             hint = "Try again in a moment; `belljar doctor` checks address, token and role"
-    return PoolUnavailable(f"the Azure pool refused: {answer.words}", hint=hint)
+    return PoolUnavailable(f"the Azure pool refused: {answer.problem}", hint=hint)

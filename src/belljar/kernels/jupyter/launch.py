@@ -115,7 +115,7 @@ async def start_jupyter(
     `bridge` is an environment whose Python runs `inside/runner/bridge.py`, for kernels that know nothing but TCP.
     """
     resources = AsyncExitStack()
-    output = _LastWords()
+    output = _OutputTail()
     resources.callback(output.close)
     resources.push_async_callback(sandbox.aclose)
     try:
@@ -131,7 +131,7 @@ async def start_jupyter(
         raise
 
 
-async def _failure(fact: str, output: "_LastWords", resources: AsyncExitStack) -> KernelStartFailed:
+async def _failure(fact: str, output: "_OutputTail", resources: AsyncExitStack) -> KernelStartFailed:
     hint = output.hint()
     await resources.aclose()
     return KernelStartFailed(fact, hint=hint)
@@ -142,7 +142,7 @@ async def _start(
     spec: KernelSpec,
     scratch: Path,
     environment: Mapping[str, str],
-    output: "_LastWords",
+    output: "_OutputTail",
     resources: AsyncExitStack,
     bridge: Environment | None,
 ) -> JupyterKernel:
@@ -198,7 +198,7 @@ async def _connect_one(
             raise KernelDied(f"its process ended with {cause_of(exited.result())}")
 
 
-class _LastWords:
+class _OutputTail:
     """The end of what a kernel's process writes to its own streams, which is no output of a cell.
 
     It says why a start failed.

@@ -43,9 +43,9 @@ class ContainerEngine:
     maps_users: bool = True
     """Whether an ordinary user can be the same user inside; otherwise that user is root inside."""
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *arguments: str) -> list[str]:
         """Return a command line of the engine."""
-        return [self.program, *self.options, *words]
+        return [self.program, *self.options, *arguments]
 
     def users(self, identity: Identity | None) -> tuple[list[str], Identity]:
         """Return the options that run a container as that user, or as the server's, and who that is inside."""
@@ -60,12 +60,12 @@ class ContainerEngine:
     def ulimits(self) -> list[str]:
         """Return limits no higher than the server's own, because an engine without CAP_SYS_RESOURCE cannot set more."""
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        words = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
+        options = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
         if self.limits_processes:
             _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
             most = _MAX_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_PROCESSES)
-            words += ["--ulimit", f"nproc={most}:{most}"]
-        return words
+            options += ["--ulimit", f"nproc={most}:{most}"]
+        return options
 
     def fallbacks(self) -> Iterator["ContainerEngine"]:
         """Yield other ways to call it, to be tried in turn where containers do not start."""
@@ -137,11 +137,11 @@ def ask(command: Sequence[str]) -> str:
     except OSError as error:
         raise EngineSilent(f"{command[0]}: {error.strerror}") from None
     if answer.returncode != 0:
-        raise EngineSilent(last_words(answer.stderr) or f"status {answer.returncode}")
+        raise EngineSilent(error_line(answer.stderr) or f"status {answer.returncode}")
     return answer.stdout
 
 
-def last_words(text: str) -> str:
+def error_line(text: str) -> str:
     """Return an engine's complaint, without the lines that lead up to it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # docker's last line says where its help is.

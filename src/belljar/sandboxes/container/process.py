@@ -16,7 +16,7 @@ from belljar.sandboxes.base import Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_membership
 from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup, adopt
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
-from belljar.sandboxes.container.engines import EngineSilent, ask, last_words
+from belljar.sandboxes.container.engines import EngineSilent, ask, error_line
 from belljar.sandboxes.container.handshake import ContainerInit, Handshake, StartOrder, watch
 from belljar.sandboxes.container.run_arguments import INIT_FOLDER, RunArguments, file_name, find_interpreter
 from belljar.sandboxes.limits import Enforcement
@@ -77,27 +77,27 @@ class ContainerProcess:
     async def _run(self, arguments: list[str]) -> None:
         engine = self._run_arguments.engine
         # Not a pipe, because processes that the engine leaves running would hold it open.
-        words = os.memfd_create("belljar")
+        output_fd = os.memfd_create("belljar")
         try:
             child = self._child = start_child(
                 engine.command("run", "--detach", *arguments),
                 environment=os.environ,
                 folder="/",
-                stdin=words,
-                stdout=words,
-                stderr=words,
+                stdin=output_fd,
+                stdout=output_fd,
+                stderr=output_fd,
                 pass_fds=(),
             )
             status = await child.wait()
             child.release()
             if status != 0:
-                said = os.pread(words, 65536, 0).decode(errors="replace")
-                complaint = last_words(said) or f"status {status}"
+                said = os.pread(output_fd, 65536, 0).decode(errors="replace")
+                complaint = error_line(said) or f"status {status}"
                 raise SandboxUnavailable(
                     f"{engine.kind} made no container: {complaint}", hint="`belljar doctor` checks the engine"
                 )
         finally:
-            os.close(words)
+            os.close(output_fd)
 
     async def _wait_for_init(self, handshake: Handshake) -> ContainerInit | None:
         """Return the first process, which usually connects before the engine is done; None when it never will."""

@@ -77,7 +77,7 @@ class ContainerProvider:
         """Say what is less protected here than it could be; found out once, then remembered."""
         if (engine := self._found.engine) is None:
             return ""
-        gaps = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
+        gaps = [text for name, text in _WITHOUT.items() if name not in engine.controllers]
         limits = f"{engine.kind} cannot write control groups here: {'; '.join(gaps)}" if gaps else ""
         is_bare = os.geteuid() == 0 and self._identities is None
         return ". ".join(filter(None, (_WARNING_FOR_ROOT if is_bare else "", limits)))
@@ -214,7 +214,7 @@ def _working(engine: ContainerEngine, identities: HostUsers | None) -> list[Host
     if filtered.complaint:
         detail = f"filtered by {engine.kind}'s own list only: {filtered.complaint}"
     users = "one of the host's for each session" if identities else "the server's"
-    lacking = [words for name, words in _WITHOUT.items() if name not in engine.controllers]
+    lacking = [text for name, text in _WITHOUT.items() if name not in engine.controllers]
     limits = "; ".join(lacking) or "control groups bound the memory, CPU and processes of a session"
     return [
         HostCheck("container", is_ok=True, detail=f"starts{options}"),

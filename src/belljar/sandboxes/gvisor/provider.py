@@ -32,7 +32,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
     user_map_of,
 )
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfiltered_hardening
-from belljar.sandboxes.namespace.namespaces import Layout, NamespaceLevel, NamespaceTools
+from belljar.sandboxes.namespace.namespaces import BwrapLaunch, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.namespace.trial import BwrapCommand, advice, open_trial, try_command
@@ -64,10 +64,10 @@ class GVisorProvider(NamespaceProvider):
         """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux" or isinstance(self._runsc, str):
             return ""
-        gap = self._seal.identity_gap
+        reason = self._seal.identity_gap
         warnings = (
             "" if self._runsc.is_recent else _WARNING_OF_AGE.format(version=self._runsc.version),
-            gap and _WARNING_FOR_ROOT.format(why=gap),
+            reason and _WARNING_FOR_ROOT.format(why=reason),
             self._unlimited,
         )
         return ". ".join(filter(None, warnings))
@@ -193,10 +193,10 @@ class GVisorSandbox(NamespaceSandbox):
         *,
         on_close: Callable[[], None],
     ) -> None:
-        layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
-        level = NamespaceLevel(layout.user_map.user)
+        launch = BwrapLaunch(user_map_of(spec.identity), waits_for_mounts=False)
+        level = NamespaceLevel(launch.user_map.user)
         tools = NamespaceTools(bubblewrap, view.hardening)
-        super().__init__(tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
+        super().__init__(tools, spec, enforcement, level=level, launch=launch, on_close=on_close)
         self._view = view
 
     async def spawn(
@@ -215,7 +215,7 @@ class GVisorSandbox(NamespaceSandbox):
 
     def _bwrap_command(
         self,
-        layout: Layout,
+        launch: BwrapLaunch,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],

@@ -51,7 +51,7 @@ def find_runsc(name: str) -> Runsc | str:
         return "not found"
     path = Path(os.path.realpath(found))
     try:
-        version, flags, running = (_ask(path, *words) for words in (["--version"], ["flags"], ["help", "run"]))
+        version, flags, running = (_ask(path, *arguments) for arguments in (["--version"], ["flags"], ["help", "run"]))
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not run ({error})"
     known = {line.split()[0].lstrip("-") for line in flags.splitlines() if line.lstrip().startswith("-")}
@@ -59,9 +59,9 @@ def find_runsc(name: str) -> Runsc | str:
     return Runsc(path, first.removeprefix("runsc version "), frozenset(known & _CHOSEN.keys()), "-pass-fd" in running)
 
 
-def _ask(path: Path, *words: str) -> str:
+def _ask(path: Path, *arguments: str) -> str:
     answer = subprocess.run(
-        [path, *words], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
     )
     # Versions differ in which stream `flags` prints on.
     return answer.stdout + answer.stderr

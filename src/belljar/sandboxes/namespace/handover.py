@@ -89,7 +89,7 @@ class NamespaceHandover:
             with ExitStack() as stack:
                 descriptors = [*deposit.descriptors]
                 stack.callback(lambda: [os.close(descriptor) for descriptor in descriptors])
-                self._restored[key] = self._rebuild(key, deposit.words, descriptors)
+                self._restored[key] = self._rebuild(key, deposit.fields, descriptors)
         return self._restored[key]
 
     def _rebuild(self, key: str, words: dict[str, Any], descriptors: list[int]) -> NamespaceSandbox:
@@ -156,7 +156,7 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
         "user": [user.uid, user.gid],
         "levels": sandbox.level.depth,
         "has_root_view": has_root_view,
-        "enforcement": sandbox.enforcement.words(),
+        "enforcement": sandbox.enforcement.handover_fields(),
         "processes": [
             {
                 "pid": process.pid,

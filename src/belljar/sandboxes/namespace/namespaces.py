@@ -42,7 +42,7 @@ _ROOT = Identity(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BwrapLaunch:
     """How and where bubblewrap is started for one sandbox."""
 
     user_map: UserMap
@@ -64,12 +64,12 @@ class Layout:
     """Whether to kill bubblewrap once the sandbox is made, because the parent's code could see it."""
 
 
-def forkable_layout(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> Layout:
-    """Return the layout of a forkable sandbox. `numbers` are the uids for nested ones, if the server is root."""
+def forkable_launch(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> BwrapLaunch:
+    """Return how to launch a forkable sandbox. `numbers` are the uids for nested ones, if the server is root."""
     if identity is None or numbers is None:
-        return Layout(user_map_to_fork_from(MAPPED))
+        return BwrapLaunch(user_map_to_fork_from(MAPPED))
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
-    return Layout(
+    return BwrapLaunch(
         user_map_to_fork_from(_ROOT),
         prefix=(_nsenter(), f"--mount={_path(root_view)}", "--", setpriv, *user, "--"),
         maps=_forkable_maps(identity.uid, numbers),
@@ -103,17 +103,17 @@ class ParentSandbox:
             self._resources.callback(os.close, owner_fd)
             self._entering = ("--preserve-credentials", f"--user={_path(owner_fd)}", *self._entering)
 
-    async def layout(self, user: Identity, owner: Identity) -> Layout:
-        """Return the layout of a nested sandbox; `user` and `owner` are its user and its parent's, by ids inside."""
+    async def launch(self, user: Identity, owner: Identity) -> BwrapLaunch:
+        """Return how to launch a nested sandbox; `user` and `owner` are its user and its parent's, by ids inside."""
         mounts = await self._mounts()
         if not self._is_server_root:
-            return Layout(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
+            return BwrapLaunch(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
         user_map = fork_user_map(user, owner)
-        layout = Layout(user_map, prefix, hops=1, changes_user=True)
+        launch = BwrapLaunch(user_map, prefix, hops=1, changes_user=True)
         if not user_map.has_to_drop:
-            return layout
+            return launch
         helper = self._holder.map_helper
         if helper is None or helper.has_ended:
             if helper is not None:
@@ -124,10 +124,10 @@ class ParentSandbox:
                 helper.close()
                 raise SandboxUnavailable("The sandbox to nest in has ended")
             self._holder.map_helper = helper
-        return replace(layout, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
+        return replace(launch, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
 
-    async def layout_inside_session(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> Layout:
-        """Return the layout of a sandbox nested in one that runs a session's code, with the same `user`.
+    async def launch_inside_session(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> BwrapLaunch:
+        """Return how to launch a sandbox nested in one that runs a session's code, with the same `user`.
 
         That code sees the processes that make this sandbox, and it can look into those that are in its own user
         namespace as its own user; so their root folder must not be the host's. Therefore another bubblewrap first makes
@@ -141,7 +141,7 @@ class ParentSandbox:
             *(_nsenter(), mounts, f"--net={_path(self._open('net'))}", *self._entering),
             *(*building, _nsenter(), *credentials, "--user=/proc/1/ns/user", "--"),
         )
-        return Layout(
+        return BwrapLaunch(
             user_map_to_fork_from(user),
             prefix,
             descriptors=(arguments_fd,),

@@ -28,10 +28,10 @@ from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_nested
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
 from belljar.sandboxes.namespace.namespaces import (
-    Layout,
+    BwrapLaunch,
     NamespaceLevel,
     NamespaceTools,
-    forkable_layout,
+    forkable_launch,
     nested_level,
 )
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
@@ -109,7 +109,7 @@ class NamespaceProvider:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet. A spec without an identity gets one until the sandbox closes."""
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             claimed = stack.pop_all()
@@ -120,10 +120,10 @@ class NamespaceProvider:
             raise
 
     def _make(self, spec: SandboxSpec, on_close: Callable[[], None]) -> NamespaceSandbox:
-        layout = Layout(user_map_of(spec.identity), waits_for_mounts=False)
-        level = NamespaceLevel(layout.user_map.user)
+        launch = BwrapLaunch(user_map_of(spec.identity), waits_for_mounts=False)
+        level = NamespaceLevel(launch.user_map.user)
         enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
-        return NamespaceSandbox(self._tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
+        return NamespaceSandbox(self._tools, spec, enforcement, level=level, launch=launch, on_close=on_close)
 
     # Nested sandboxes
 
@@ -148,21 +148,21 @@ class NamespaceProvider:
 
         Processes that enter a nested sandbox bring their limits, so these limits must be those of the nested ones, too.
         """
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             root_view = self._open_root_view(spec, stack)
             numbers = self._seal.identities.numbers if self._seal.identities else None
             spec = replace(spec, folders=())
-            layout = forkable_layout(spec.identity, numbers, root_view, self._seal.setpriv)
-            level = NamespaceLevel(layout.user_map.user, root_view, layout.user_map.levels)
+            launch = forkable_launch(spec.identity, numbers, root_view, self._seal.setpriv)
+            level = NamespaceLevel(launch.user_map.user, root_view, launch.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
-            return NamespaceSandbox(self._tools, spec, enforcement, level=level, layout=layout, on_close=on_close)
+            return NamespaceSandbox(self._tools, spec, enforcement, level=level, launch=launch, on_close=on_close)
 
     async def open_nested(self, spec: SandboxSpec, parent: Sandbox) -> ForkedSandbox:
         """Make a sandbox that processes of the parent can enter. One nested in a nested one has its user."""
-        await self._supervisor.be_there()
+        await self._supervisor.ensure_running()
         if not isinstance(parent, NamespaceSandbox) or not parent.level.depth:
             raise SandboxUnavailable(f"Sandbox for session {spec.session_id} has no parent to be nested in")
         if parent.spec.devices:

@@ -16,7 +16,7 @@ from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
 from belljar.sandboxes.namespace.bwrap_args import minimal_root
 from belljar.sandboxes.namespace.namespaces import (
-    Layout,
+    BwrapLaunch,
     NamespaceLevel,
     NamespaceTools,
     ParentSandbox,
@@ -41,7 +41,7 @@ class NamespaceSandbox(SandboxBase):
         enforcement: Enforcement,
         *,
         level: NamespaceLevel,
-        layout: Layout | None = None,
+        launch: BwrapLaunch | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(spec)
@@ -50,7 +50,7 @@ class NamespaceSandbox(SandboxBase):
         """The key under which it is deposited for the next server; empty if it is not."""
         self._tools = tools
         self._enforcement = enforcement
-        self._layout = layout
+        self._launch = launch
         self._on_close = [on_close]
         self._processes: list[NamespaceProcess] = []
         self._nested: set[NamespaceSandbox] = set()
@@ -70,15 +70,15 @@ class NamespaceSandbox(SandboxBase):
         """Start a command in new namespaces; return once they are made."""
         self._check_open()
         async with contextlib.AsyncExitStack() as resources:
-            layout = await self._prepare_layout(resources)
+            launch = await self._prepare_launch(resources)
             # Checked again, because after a close meanwhile nobody would end what is started now.
             self._check_open()
-            mapper = UserMapWriter(layout.maps, layout.map_helper)
+            mapper = UserMapWriter(launch.maps, launch.map_helper)
             resources.callback(mapper.close)
             with contextlib.ExitStack() as stack:
-                bwrap = self._bwrap_command(layout, command, environment, pass_fds, stack)
+                bwrap = self._bwrap_command(launch, command, environment, pass_fds, stack)
                 bwrap = bwrap.after(mapper.words(stack))
-                process = await self._start(layout, bwrap, (stdout, stderr), pass_fds, stack)
+                process = await self._start(launch, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 # The command line names descriptors of the resources. If this is cancelled, they stay open until they
                 # have been used, because other descriptors, of another sandbox's namespaces, may get their numbers.
@@ -87,24 +87,24 @@ class NamespaceSandbox(SandboxBase):
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
                 self._check_open()
-            await self._let_in(process, layout, mapper)
+            await self._let_in(process, launch, mapper)
             return process
 
-    async def _prepare_layout(self, _resources: Resources) -> Layout:
+    async def _prepare_launch(self, _resources: Resources) -> BwrapLaunch:
         """Return how bubblewrap is started; what has to be open until then goes into the resources."""
-        if self._layout is None:
+        if self._launch is None:
             raise SandboxUnavailable("A sandbox of an earlier server starts no more commands")
-        return self._layout
+        return self._launch
 
     def _bwrap_command(
         self,
-        layout: Layout,
+        launch: BwrapLaunch,
         command: Sequence[str],
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> BwrapCommand:
-        user_map = layout.user_map.for_holder() if tuple(command) == HOLD else layout.user_map
+        user_map = launch.user_map.for_holder() if tuple(command) == HOLD else launch.user_map
         return bubblewrap_command(self._tools.hardening, self.spec, user_map, command, environment, stack)
 
     def _bind(self, pid: int, *, is_alone: bool) -> None:
@@ -115,7 +115,7 @@ class NamespaceSandbox(SandboxBase):
 
     async def _start(
         self,
-        layout: Layout,
+        launch: BwrapLaunch,
         bwrap: BwrapCommand,
         streams: tuple[int, int],
         pass_fds: Sequence[int],
@@ -126,45 +126,45 @@ class NamespaceSandbox(SandboxBase):
         info, info_end = _open_pipe(stack)
         gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
-        if not layout.kills_maker:
+        if not launch.kills_maker:
             bubblewrap.append("--die-with-parent")
         # Do not make the command wait for a line on stdin if it has its own stdin.
-        waits = layout.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
+        waits = launch.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
         child = await self._tools.start(
-            self._enforcement.guarded([*layout.prefix, *bubblewrap, *bwrap.command], waits=waits),
+            self._enforcement.guarded([*launch.prefix, *bubblewrap, *bwrap.command], waits=waits),
             environment={},
             folder="/",
             stdin=stdin if bwrap.stdin is None else bwrap.stdin,
             stdout=streams[0],
             stderr=streams[1],
-            pass_fds=[*pass_fds, info_end, gate_end, *layout.descriptors, *bwrap.descriptors],
+            pass_fds=[*pass_fds, info_end, gate_end, *launch.descriptors, *bwrap.descriptors],
         )
-        process = NamespaceProcess(child, hops=layout.hops, reaper=self._tools.reaper)
+        process = NamespaceProcess(child, hops=launch.hops, reaper=self._tools.reaper)
         process.listen(os.dup(info), os.dup(gate))
         if not self._is_closed:
             self._processes.append(process)
-        if layout.changes_user:
+        if launch.changes_user:
             # Set here what its children inherit, because the server may not limit another user's process later.
             self._enforcement.bind(child.pid, is_alone=False)
         with contextlib.suppress(BrokenPipeError):
             os.write(line, b"\n")
         return process
 
-    async def _let_in(self, process: NamespaceProcess, layout: Layout, mapper: UserMapWriter) -> None:
+    async def _let_in(self, process: NamespaceProcess, launch: BwrapLaunch, mapper: UserMapWriter) -> None:
         if not await process.has_entered():
             await self._raise_start_failure(process)
         await mapper.map(process.first_pid)
         # Nothing runs inside until its limits hold.
-        if not layout.changes_user:
+        if not launch.changes_user:
             with contextlib.suppress(ProcessLookupError):
                 # Linux counts processes over nested user namespaces together. Where others will enter, set no limit
                 # on their number here: `admit` sets it for each process that enters.
-                self._bind(process.first_pid, is_alone=self._is_alone and not layout.waits_for_mounts)
-        if not layout.waits_for_mounts:
+                self._bind(process.first_pid, is_alone=self._is_alone and not launch.waits_for_mounts)
+        if not launch.waits_for_mounts:
             process.let_in()
         elif not await process.let_in_and_wait_for_mounts():
             await self._raise_start_failure(process)
-        if layout.kills_maker:
+        if launch.kills_maker:
             await process.leave_alone()
 
     @property
@@ -320,14 +320,14 @@ class NestedSandbox(NamespaceSandbox):
         """The sandbox it was nested in."""
         return self._parent
 
-    async def _prepare_layout(self, resources: Resources) -> Layout:
+    async def _prepare_launch(self, resources: Resources) -> BwrapLaunch:
         owner, root_view, _ = self._parent.level
         async with self._parent.nesting:
             parent = ParentSandbox(self._parent.holder(), root_view, resources)
             if not isinstance(self._parent, NestedSandbox):
-                return await parent.layout(self.level.user, owner)
+                return await parent.launch(self.level.user, owner)
             bubblewrap = self._tools.bubblewrap
-            return await parent.layout_inside_session(self.level.user, bubblewrap, minimal_root(self.spec, bubblewrap))
+            return await parent.launch_inside_session(self.level.user, bubblewrap, minimal_root(self.spec, bubblewrap))
 
     def entry(self) -> NamespaceEntry:
         """See `ForkedSandbox`."""

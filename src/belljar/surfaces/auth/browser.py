@@ -93,7 +93,7 @@ class SignedInBrowsers:
             self._known = {digest: one for digest, one in self._known.items() if one.access != known.access}
 
 
-class WrongGuesses:
+class FailedSignIns:
     """Counts wrong keys and links by the address that they came from."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -133,7 +133,7 @@ class BrowserSignIn:
         self._public = urlsplit(public_url)
         self.links = OneTimeLinks()
         self.browsers = SignedInBrowsers()
-        self.guesses = WrongGuesses()
+        self.failures = FailedSignIns()
 
     def is_secure(self, request: Request) -> bool:
         """Return whether the browser reaches us over HTTPS: ours, or that of the proxy at the public address.

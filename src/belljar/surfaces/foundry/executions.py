@@ -308,9 +308,9 @@ def command_cell(command: str) -> str:
     return f"{_COMMAND}{command!r})"
 
 
-def exec_cell(words: list[str]) -> str:
+def exec_cell(arguments: list[str]) -> str:
     """Return the cell that runs a program with arguments that no shell takes apart."""
-    return command_cell(shlex.join(words))
+    return command_cell(shlex.join(arguments))
 
 
 def code_of(fields: dict[str, Any], *, within: str = "") -> str:

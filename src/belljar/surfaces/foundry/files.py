@@ -78,7 +78,7 @@ class Files:
         """Bring in what a data: or https: URL has."""
         name, url = self.path(call, text(fields, "name")), text(fields, "url")
         session = await self._identified.reach(call.identifier, call.principal)
-        with session.held():
+        with session.in_use():
             try:
                 session.workspace.check_name(name)
                 content = await decode_upload(url=url, max_bytes=self._settings.max_upload_bytes)
@@ -146,7 +146,7 @@ class Files:
     async def upload(self, call: Call, folder: str = "", chunks: AsyncIterator[bytes] | None = None) -> FileEntry:
         """Receive one file into the caller's session, and return its entry."""
         session = await self._identified.reach(call.identifier, call.principal)
-        with session.held():
+        with session.in_use():
             limit = self._settings.max_upload_bytes
             async with receive(call.request, session.folders.root, limit, chunks) as upload:
                 name = upload.name if upload.name.startswith("/") or not folder else f"{folder}/{upload.name}"

@@ -141,8 +141,8 @@ def _result(answer: CallToolResult, request_id: RequestId) -> dict[str, Any] | J
     error = structured.get("error")
     if answer.is_error and isinstance(error, str) and error.startswith(f"{EnvironmentNotFound.code}: "):
         # Clients of this dialect find out by an error that they have to launch another environment.
-        words = error.partition(": ")[2]
-        return refusal(ENVIRONMENT_GONE, f"{words}. {structured.get('hint', '')}", request_id)
+        message = error.partition(": ")[2]
+        return refusal(ENVIRONMENT_GONE, f"{message}. {structured.get('hint', '')}", request_id)
     # Protocol 2025-03-26 has no types of results.
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
 

@@ -136,8 +136,8 @@ def _is_bare(message: Message) -> bool:
 
 
 async def _send_envelope(start: Message, send: Send) -> None:
-    code, words = _STATUSES[start["status"]]
-    body = json.dumps(envelope(code, words)).encode()
+    code, message = _STATUSES[start["status"]]
+    body = json.dumps(envelope(code, message)).encode()
     dropped = (b"content-length", b"content-type")
     headers = [(name, value) for name, value in start["headers"] if name.lower() not in dropped]
     headers += [

@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 220.0
 TEXT_PICTURE_BYTES: Final = 96 * 1024
 """The largest picture that is put into text, for callers who see nothing else."""
 PLAIN_PICTURE_BYTES: Final = 4 * 1024 * 1024
-MAX_WORDS: Final = 1_000
+MAX_ARGUMENTS: Final = 1_000
 is_plain: ContextVar[bool] = ContextVar("belljar_plain_rpc", default=False)
 """Whether the caller speaks the platform's plain dialect, and so sees text alone: see `plain_rpc.py`."""
 
@@ -93,7 +93,7 @@ class FoundryTools:
         shellCommand: Annotated[str | None, Field(description="For a shell, like ls -l | head")] = None,  # noqa: N803
         execCommandAndArgs: Annotated[  # noqa: N803
             list[str] | None,
-            Field(min_length=1, max_length=MAX_WORDS, description="Instead: a program and its arguments, unquoted"),
+            Field(min_length=1, max_length=MAX_ARGUMENTS, description="Instead: a program and its arguments, unquoted"),
         ] = None,
     ) -> Answer:
         """Run a shell command. Files stay; cd and variables of the shell last for the command alone."""

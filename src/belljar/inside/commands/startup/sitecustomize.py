@@ -15,34 +15,34 @@ _WITH_VALUE = "WX"
 
 def _command_line() -> "list[str]":
     """Return the arguments that this Python was started with; Python 3.9 has no `sys.orig_argv`."""
-    words = getattr(sys, "orig_argv", None)
-    if words is not None:
-        return words[1:]
+    arguments = getattr(sys, "orig_argv", None)
+    if arguments is not None:
+        return arguments[1:]
     try:
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
-            return [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
+            return [os.fsdecode(argument) for argument in file.read().split(b"\0")[1:-1]]
     except OSError:
         return []
 
 
-def _module_arguments(words: "list[str]") -> "list[str]":
+def _module_arguments(arguments: "list[str]") -> "list[str]":
     """Return the module of `-m` and its arguments; nothing when Python was given something else to run."""
-    left = iter(words)
-    for word in left:
-        if word == "--check-hash-based-pycs":
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--check-hash-based-pycs":
             next(left, "")
             continue
-        if not word.startswith("-") or word in ("-", "--"):
+        if not argument.startswith("-") or argument in ("-", "--"):
             return []
-        if word.startswith("--"):
+        if argument.startswith("--"):
             continue
-        for end, letter in enumerate(word[1:], 2):
+        for end, letter in enumerate(argument[1:], 2):
             if letter == "c":
                 return []
             if letter == "m":
-                return [*filter(None, [word[end:] or next(left, "")]), *left]
+                return [*filter(None, [argument[end:] or next(left, "")]), *left]
             if letter in _WITH_VALUE:
-                if not word[end:]:
+                if not argument[end:]:
                     next(left, "")
                 break
     return []

@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import FormChanged, FormError, InvalidValues
 from .questions import ask_for, sorted_out
-from .schema import MAX_FIELDS, Field, converted, in_words, is_empty, object_schema, tidy
+from .schema import MAX_FIELDS, Field, converted, expected_value, is_empty, object_schema, tidy
 
 Receipt = dict[str, Any]
 """What was done with a form: JSON, so that a workflow or a file can keep it."""
@@ -90,7 +90,7 @@ class Form:
                 faults[name] = str(error)
         if faults:
             lines = "; ".join(
-                f"{name!r}: {why}; it takes {in_words(self.fields[name])}" for name, why in faults.items()
+                f"{name!r}: {why}; it takes {expected_value(self.fields[name])}" for name, why in faults.items()
             )
             raise InvalidValues(f"these values do not fit, and nothing was filled in: {lines}", faults)
         for name, value in found.items():
@@ -141,7 +141,7 @@ class Form:
         for one in self.fields.values():
             value = self._shown(one)
             if one.name in faults:
-                note = f"MISSING: {faults[one.name]}, takes {in_words(one)}"
+                note = f"MISSING: {faults[one.name]}, takes {expected_value(one)}"
             else:
                 note = f"by {self.given_by[one.name]}" if one.name in self.given_by else ""
             label = "" if one.label == one.name else f" [{tidy(one.label, 60)}]"
@@ -187,7 +187,9 @@ class Form:
     def _check_complete(self) -> None:
         faults = self.missing()
         if faults:
-            lines = "; ".join(f"{name!r} {why}, takes {in_words(self.fields[name])}" for name, why in faults.items())
+            lines = "; ".join(
+                f"{name!r} {why}, takes {expected_value(self.fields[name])}" for name, why in faults.items()
+            )
             raise InvalidValues(f"nothing was sent or saved, because values are missing: {lines}", faults)
 
     def _check_same(self, fingerprint: str, other: Form) -> None:

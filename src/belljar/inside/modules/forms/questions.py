@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import Declined, InvalidValues, NobodyToAsk
-from .schema import Field, converted, fields_of, in_words, is_empty, options_of, tidy
+from .schema import Field, converted, expected_value, fields_of, is_empty, options_of, tidy
 
 _BATCH = 25
 """The most fields of one question: people do not fill in longer ones, and the host has a limit of its own."""
@@ -123,7 +123,7 @@ def _ask_batch(
 def _ask_line(field: Field, fault: str) -> Any:
     for _ in range(_MAX_ROUNDS):
         try:
-            text = input(f"{field.label} ({in_words(field)}; {fault}): ")
+            text = input(f"{field.label} ({expected_value(field)}; {fault}): ")
         except (EOFError, RuntimeError, NotImplementedError):
             # ipykernel raises StdinNotImplementedError, a RuntimeError, where its front end cannot ask.
             raise NobodyToAsk(_nobody([field], {field.name: fault})) from None
@@ -172,7 +172,7 @@ def _field_schema(field: Field) -> dict[str, Any]:
         return {"type": "string", "title": asked["title"]} if kind == "array" else asked
     if len(options) > _MAX_ASKED_OPTIONS or len(json.dumps(options, default=str)) > _BATCH_CHARS / 2:
         # Too long a list to choose from: it is typed, and checked afterwards.
-        return {"type": "string", "title": asked["title"], "description": tidy(in_words(field), 1_000)}
+        return {"type": "string", "title": asked["title"], "description": tidy(expected_value(field), 1_000)}
     titled = [{"const": str(value), "title": tidy(title)} for value, title in options]
     if kind == "array":
         return {**asked, "items": {"anyOf": titled}}
@@ -184,7 +184,7 @@ def _named(fields: list[Field]) -> str:
 
 
 def _listed(fields: list[Field], faults: dict[str, str]) -> str:
-    return "; ".join(f"{one.name!r} {faults[one.name]}, takes {in_words(one)}" for one in fields)
+    return "; ".join(f"{one.name!r} {faults[one.name]}, takes {expected_value(one)}" for one in fields)
 
 
 def _nobody(fields: list[Field], faults: dict[str, str]) -> str:

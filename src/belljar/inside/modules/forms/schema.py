@@ -126,7 +126,7 @@ def converted(one: Field, value: Any) -> Any:
     return text
 
 
-def in_words(one: Field) -> str:
+def expected_value(one: Field) -> str:
     """Return what a field takes, for a person or a model."""
     schema = one.schema
     kind = schema.get("type", "string")
@@ -136,8 +136,8 @@ def in_words(one: Field) -> str:
         )
         more = f", … {len(options) - _SHOWN} more" if len(options) > _SHOWN else ""
         return f"{'any of' if kind == 'array' else 'one of'}: {shown}{more}"
-    words = {"integer": "a whole number", "number": "a number", "boolean": "yes or no", "array": "a list"}
-    named = words.get(kind) or {
+    kinds = {"integer": "a whole number", "number": "a number", "boolean": "yes or no", "array": "a list"}
+    named = kinds.get(kind) or {
         "email": "an e-mail address",
         "uri": "a URL",
         "date": "a date as YYYY-MM-DD",
@@ -167,16 +167,16 @@ def _as_boolean(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _as_number(value: Any, kind: str) -> int | float:
-    words = "a whole number" if kind == "integer" else "a number"
+    name = "a whole number" if kind == "integer" else "a number"
     try:
         number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else float(str(value).strip())
         # Keep large integers exact, which a float would round.
         if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,300}\s*", value):
             number = int(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{_short(value)} is not {words}") from None
+        raise ValueError(f"{_short(value)} is not {name}") from None
     if not math.isfinite(number) or (kind == "integer" and number != int(number)):
-        raise ValueError(f"{_short(value)} is not {words}")
+        raise ValueError(f"{_short(value)} is not {name}")
     return int(number) if kind == "integer" else number
 
 

@@ -27,7 +27,7 @@ def _root() -> Path:
     return Path(os.environ.get(_VARIABLE, ""))
 
 
-def _entry(folder: Path, part: str) -> Path | None:
+def _find_folder(folder: Path, part: str) -> Path | None:
     """Return the folder below another one that is named like the part, perhaps with hyphens for underscores."""
     try:
         names = [entry for entry in folder.iterdir() if entry.name.replace("-", "_") == part and entry.is_dir()]
@@ -36,11 +36,11 @@ def _entry(folder: Path, part: str) -> Path | None:
     return min(names, key=lambda entry: (entry.name != part, entry.name), default=None)
 
 
-def _place(parts: Sequence[str]) -> tuple[Path, int] | None:
+def _find_skill(parts: Sequence[str]) -> tuple[Path, int] | None:
     """Return the skill that a dotted name leads to: the folder of its modules, and how many parts name it."""
     folder = _root()
     for number, part in enumerate(parts, 1):
-        entry = _entry(folder, part)
+        entry = _find_folder(folder, part)
         if entry is None:
             return None
         folder = entry
@@ -60,9 +60,9 @@ class _SkillFinder(importlib.abc.MetaPathFinder):
         if not fullname.startswith("skills."):
             return None
         parts = fullname.split(".")[1:]
-        found = _place(parts)
+        found = _find_skill(parts)
         if found is None:
-            return _plain(fullname, parts)
+            return _find_plain(fullname, parts)
         folder, number = found
         if number < len(parts):
             return PathFinder.find_spec(fullname, [str(folder.joinpath(*parts[number:-1]))])
@@ -74,14 +74,14 @@ class _SkillFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _plain(fullname: str, parts: Sequence[str]) -> ModuleSpec | None:
+def _find_plain(fullname: str, parts: Sequence[str]) -> ModuleSpec | None:
     """Return where a plain module is, or a folder that leads to skills."""
     spec = PathFinder.find_spec(fullname, [str(_root().joinpath(*parts[:-1]))])
     if spec is not None:
         return spec
     folder: Path | None = _root()
     for part in parts:
-        folder = _entry(folder, part) if folder is not None else None
+        folder = _find_folder(folder, part) if folder is not None else None
     if folder is None:
         # A folder `skills` of the session's own: what it holds and the host does not is imported from there.
         places = [str(Path(entry, "skills", *parts[:-1])) for entry in sys.path if Path(entry) != _HERE]

@@ -55,7 +55,7 @@ def error_from(answer: dict[str, Any]) -> ToolError:
     )
 
 
-def meant(name: str, known: Collection[str]) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
     """Return the end of an error message about an unknown name: the known name most like it, or all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:

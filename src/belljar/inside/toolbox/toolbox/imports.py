@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from .connection import own
-from .errors import ToolMissing, error_from, meant
-from .tools import Tool, patience
+from .errors import ToolMissing, error_from, suggestion
+from .tools import Tool, thread_imports
 
 TREE = "servers"
 _MARK = "from toolbox import connect\n"
@@ -22,7 +22,7 @@ def connect(server: str, name: str) -> None:
     The generated package of a server that was still connecting calls this.
     """
     __tracebackhide__ = True
-    if not patience.waits:
+    if not thread_imports.waits:
         raise ToolMissing(f"the server {server!r} is still connecting")
     answer = own().ask({"op": "join", "server": server})
     if answer.get("outcome") != "joined":
@@ -37,7 +37,7 @@ def connect(server: str, name: str) -> None:
     exec(compile(source, path, "exec"), vars(module))
 
 
-class _MissingModule:
+class _MissingModuleFinder:
     """The last finder on `sys.meta_path`, so that it is asked only for modules that no other finder has found."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -50,13 +50,13 @@ class _MissingModule:
         package, _, tool = rest.partition(".")
         if not tool:
             listed = sorted(entry.parent.name for entry in Path(str(root.__file__)).parent.glob("*/__init__.py"))
-            raise ToolMissing(f"there is no server {package!r}{meant(package, listed)}")
+            raise ToolMissing(f"there is no server {package!r}{suggestion(package, listed)}")
         module = sys.modules.get(f"{TREE}.{package}")
         if module is not None and "." not in tool:
             raise _missing_tool(module, package, tool)
 
 
-class _LaterTool:
+class _StaleTreeFinder:
     """The first finder on `sys.meta_path`: refuses modules of tools that the loaded package of their server lacks.
 
     The host may have replaced the tree since the package was loaded. Python would find the file of a tool that is new
@@ -81,12 +81,12 @@ class _LaterTool:
 def _missing_tool(module: ModuleType, package: str, tool: str) -> ToolMissing:
     reason = getattr(module, "UNREACHABLE", "")
     known = sorted(name for name, value in vars(module).items() if isinstance(value, Tool))
-    return ToolMissing(reason or f"the server has no such tool{meant(tool, known)}", package, tool)
+    return ToolMissing(reason or f"the server has no such tool{suggestion(tool, known)}", package, tool)
 
 
 def explain_imports() -> None:
     """Put the finders that explain missing modules on `sys.meta_path`, once."""
-    if not any(isinstance(finder, _MissingModule) for finder in sys.meta_path):
+    if not any(isinstance(finder, _MissingModuleFinder) for finder in sys.meta_path):
         # Neither ever returns a spec to load.
-        sys.meta_path.insert(0, _LaterTool())  # pyright: ignore[reportArgumentType]
-        sys.meta_path.append(_MissingModule())  # pyright: ignore[reportArgumentType]
+        sys.meta_path.insert(0, _StaleTreeFinder())  # pyright: ignore[reportArgumentType]
+        sys.meta_path.append(_MissingModuleFinder())  # pyright: ignore[reportArgumentType]

@@ -16,13 +16,13 @@ from .errors import ArgumentError, error_from
 from .results import value_from
 
 
-class Patience(threading.local):
-    """Whether an import in this thread waits for a server that is still connecting."""
+class ThreadImports(threading.local):
+    """How this thread imports: whether an import waits for a server that is still connecting."""
 
     waits = True
 
 
-patience = Patience()
+thread_imports = ThreadImports()
 
 
 class Tool:
@@ -123,11 +123,11 @@ class Tool:
 def _again(server: str, name: str, module: str, function: str) -> Tool:
     """Return a tool that was pickled with the session; one whose file is gone takes arguments by name only."""
     # Do not wait, because a server that hangs would keep the session from being restored.
-    patience.waits = False
+    thread_imports.waits = False
     try:
         found = _find_tool(module, function)
     finally:
-        patience.waits = True
+        thread_imports.waits = True
     if found is None:
         found = Tool(server, name)
         found.place = (module, function)

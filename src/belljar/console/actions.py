@@ -1,6 +1,6 @@
 """What a person does in a session with forms of its page: run a cell, interrupt, fork, rewind, upload, end.
 
-Every act goes through `Monitor` under the person's name. Works without scripts: each form posts and comes back.
+Every action goes through `Monitor` under the person's name. Works without scripts: each form posts and comes back.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ _FORM_BYTES: Final = 64 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
 
 
-class Acts:
+class SessionActions:
     """The forms of a session's page."""
 
     def __init__(self, monitor: Monitor, *, max_upload_bytes: int) -> None:

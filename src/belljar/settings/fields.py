@@ -1,4 +1,4 @@
-"""Texts about settings: the values that they take, values as printed, and errors for values that cannot be used."""
+"""What the declaration of a setting says: its type, values and default; and errors for values that it does not take."""
 
 import difflib
 import json
@@ -92,11 +92,11 @@ def _allowed_type(annotation: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    words = {"ge": ", at least", "gt": ", above"}
+    comparisons = {"ge": ", at least", "gt": ", above"}
     return "".join(
         f"{text} {getattr(bound, name)}"
         for bound in field.metadata
-        for name, text in words.items()
+        for name, text in comparisons.items()
         if hasattr(bound, name)
     )
 

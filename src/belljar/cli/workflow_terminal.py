@@ -1,0 +1,209 @@
+"""A run of a workflow at the terminal: prints what happens to stderr, asks the person, and stops at Ctrl-C.
+
+The run is driven by an engine of this process. Does not know which command began it, or how.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from belljar.answers import values_of
+from belljar.cli.run import prepare_environment
+from belljar.cli.streams import indented, log_to_stderr, one_line
+from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.errors import InvalidArgument
+from belljar.runtime import Runtime, open_runtime
+from belljar.settings import Settings
+from belljar.workflows.live_run import LiveRun, RunEvent
+from belljar.workflows.questions import RunQuestion
+from belljar.workflows.views import RunInfo
+
+WAITING = 3
+"""The exit status of a run that waits for a person."""
+MAX_FIELDS = 10
+_LONG_S = 3600.0
+
+Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
+"""Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
+
+
+def drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
+    """Begin or go on with a run in an engine of this process, follow it, and return the exit status."""
+    log_to_stderr(logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING)
+    try:
+        return asyncio.run(_driven(settings, begin, as_json=as_json))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
+    await prepare_environment(settings)
+    async with open_runtime(settings) as runtime:
+        run = await begin(runtime)
+        if run is None:
+            print("the server that drives the run goes on with it", file=sys.stderr)
+            return 0
+        run.has_output_readers = True
+        print(f"run {run.id} of {one_line(run.record.name)}", file=sys.stderr, flush=True)
+        async with _interruptible(runtime, run):
+            await _follow(runtime, run)
+        info = runtime.workflows.show(run.id, run.record.principal, most=10_000)
+        _print_end(info, as_json=as_json)
+        return _status(info)
+
+
+def _print_end(info: RunInfo, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(info.model_dump(mode="json"), indent=2))
+    elif info.state == "done" and info.result is not None:
+        print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
+    if info.state == "waiting":
+        _print_questions(info)
+    elif info.state != "done":
+        print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
+        print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
+
+
+def _print_questions(info: RunInfo) -> None:
+    for question in info.questions:
+        print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
+    print(answer_hint(info), file=sys.stderr, flush=True)
+
+
+def answer_hint(info: RunInfo) -> str:
+    """Return the command that answers the first question of a run, with the names of its fields."""
+    question = info.questions[0]
+    properties = question.fields.get("properties")
+    names = [*properties][:MAX_FIELDS] if isinstance(properties, dict) else []
+    step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
+    fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
+    return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
+
+
+def _status(info: RunInfo) -> int:
+    match info.state:
+        case "done":
+            return 0
+        case "waiting":
+            return WAITING
+        case "interrupted":
+            return INTERRUPTED
+        case _:
+            return 1
+
+
+async def _follow(runtime: Runtime, run: LiveRun) -> None:
+    """Tell what happens until the run has ended, or asks something that nobody here can answer.
+
+    A cell that asks in its middle would end with this process, so its answer is waited for here.
+    """
+    printed = shown = 0
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    stdin = StandardInput()
+    while True:
+        for event in [each for each in run.events if each.number > printed]:
+            printed = event.number
+            await _tell(event)
+        if run.is_over:
+            return
+        if run.state == "waiting":
+            questions = runtime.workflows.questions(run.id, run.record.principal)
+            if can_ask and questions:
+                await _ask(runtime, run, *questions[0], stdin)
+                continue
+            if not run.has_waiting_cell:
+                return
+            if shown != (shown := run.number):
+                info = runtime.workflows.show(run.id, run.record.principal)
+                _print_questions(info)
+                print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
+        if run.number == printed:
+            await run.wait_for_change(_LONG_S)
+
+
+async def _tell(event: RunEvent) -> None:
+    match event.kind:
+        case "output":
+            await write(sys.stderr, event.text)
+        case "begin":
+            print(f"▸ {one_line(event.path)}{': ' + event.text if event.text else ''}", file=sys.stderr, flush=True)
+        case "end" | "note":
+            if event.path:
+                mark = "✓" if event.text.startswith("done") else "·" if event.kind == "note" else "✗"
+                print(f"{mark} {one_line(event.path)}: {indented(event.text)}", file=sys.stderr, flush=True)
+        case "ask":
+            pass
+
+
+async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion, stdin: StandardInput) -> None:
+    """Ask the person at the terminal, and pass the answer on."""
+    print(f"? {one_line(path)}: {indented(question.message)}", file=sys.stderr)
+    properties: dict[str, Any] = question.schema.get("properties", {})
+    values: dict[str, Any] = {}
+    is_declined = False
+    for name, schema in properties.items():
+        choices = f" ({' | '.join(map(str, schema['enum']))})" if "enum" in schema else ""
+        print(f"  {one_line(str(schema.get('title', name)))}{choices}: ", end="", file=sys.stderr, flush=True)
+        text = await stdin.answer("")
+        found = values_of({"type": "object", "properties": {name: schema}, "required": [name]}, text)
+        if found is None:
+            is_declined = True
+            break
+        values |= found
+    if not properties:
+        print("  yes or no? ", end="", file=sys.stderr, flush=True)
+        is_declined = (await stdin.answer("") or "").strip().lower() not in ("y", "yes")
+    try:
+        await runtime.workflows.answer(
+            run.id,
+            run.record.principal,
+            values,
+            action="decline" if is_declined else "accept",
+            step=path,
+            by="terminal",
+        )
+    except InvalidArgument as error:
+        print(f"  {indented(str(error))}", file=sys.stderr)
+        return
+    await run.wait_for_change(2)
+
+
+@asynccontextmanager
+async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]:
+    """Stop driving on Ctrl-C: what runs is interrupted, and the run can be resumed."""
+    with _on_sigint() as interrupted:
+        following = asyncio.current_task()
+        watching = asyncio.get_running_loop().create_task(_cancel_when(interrupted, following))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not interrupted.is_set():
+                raise
+            if following is not None:
+                following.uncancel()
+            await runtime.workflows.interrupt(run)
+        finally:
+            watching.cancel()
+
+
+async def _cancel_when(event: asyncio.Event, task: "asyncio.Task[Any] | None") -> None:
+    await event.wait()
+    if task is not None:
+        task.cancel()
+
+
+@contextlib.contextmanager
+def _on_sigint() -> Generator[asyncio.Event]:
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, event.set)
+    try:
+        yield event
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
