@@ -57,6 +57,23 @@ async def test_an_index_that_answers_is_named(tmp_path: Path, monkeypatch: pytes
     assert check.detail.startswith(f"file://{tmp_path}/index answered in ")
 
 
+async def test_a_folder_of_files_is_not_taken_for_an_index_that_was_never_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index").mkdir()
+    add_support(LocalIndex(tmp_path / "index"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for wheel in (tmp_path / "index").rglob("*.whl"):
+        wheel.rename(folder / wheel.name)
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+    for name, value in {"UV_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_FIND_LINKS": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    check = await check_index()
+    assert check.is_ok
+    assert check.detail.startswith(f"{folder} answered in ")
+
+
 async def test_what_is_wrong_is_said_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -83,6 +83,10 @@ async def zygote_of(place: ForkingPlace) -> ZygoteProcess | None:
     return await (await environment_zygote(place)).zygote()
 
 
+async def is_replaced(place: ForkingPlace, first: ZygoteProcess | None) -> bool:
+    return await zygote_of(place) is not first
+
+
 async def value(kernel: Kernel, code: str) -> object:
     outcome = await run(kernel, code)
     assert outcome.is_ok, outcome.events
@@ -165,17 +169,37 @@ async def test_a_dead_zygote_is_replaced_and_nobody_notices(environment: Path, t
                 assert await value(meanwhile, "2 + 2") == "4"
 
 
-async def test_a_worn_out_zygote_is_replaced(
+async def test_a_worn_out_zygote_goes_on_until_its_successor_is_warm(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 1)
+    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 2)
     async with preloaded(environment, tmp_path) as (place, _), place.open("ipython", "before") as before:
         first = await zygote_of(place)
-        assert await place.starter.wait_until_warm(place.name)
-        async with place.open("ipython", "after") as after:
-            seeds = [await value(kernel, "hash('seed')") for kernel in (before, after)]
-            assert seeds[0] != seeds[1]
-        assert await zygote_of(place) is not first
+        async with place.open("ipython", "second"), place.open("ipython", "meanwhile") as meanwhile:
+            assert await value(meanwhile, IS_FORKED) == "True"
+            await until(lambda: is_replaced(place, first))
+            async with place.open("ipython", "after") as after:
+                assert await value(after, IS_FORKED) == "True"
+                seeds = [await value(kernel, "hash('seed')") for kernel in (before, meanwhile, after)]
+                assert seeds[0] == seeds[1] != seeds[2]
+
+
+async def test_a_worn_out_zygote_whose_successor_fails_is_given_up_in_the_end(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 2)
+    async with preloaded(environment, tmp_path) as (place, _):
+        (environment / "bin/python").rename(environment / "bin/gone")
+        try:
+            kinds: list[object] = []
+            for number in range(4):
+                async with place.open("ipython", f"number{number}") as kernel:
+                    kinds.append(await value(kernel, IS_FORKED))
+            assert kinds == ["True"] * 4
+            assert await zygote_of(place) is None
+        finally:
+            (environment / "bin/gone").rename(environment / "bin/python")
+        assert (await environment_zygote(place)).complaint
 
 
 async def test_a_zygote_that_cannot_fork_now_is_there_for_the_next(environment: Path, tmp_path: Path) -> None:

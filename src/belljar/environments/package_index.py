@@ -114,9 +114,13 @@ async def check_index() -> HostCheck:
     with tempfile.TemporaryDirectory(prefix="belljar-index-") as folder:
         answer, plan = await _ask_index("", Path(folder))
         pages, planned = [*_index_pages(answer.output)], await to_thread.run_sync(_text, plan)
-    where = _shown(pages[0]) if pages else next(iter(map(_shown, uv_places(os.environ))), "the index")
+    urls: list[str] = _FETCHED.findall(planned)
+    places = [*uv_places(os.environ)]
+    if not answer.status and not urls:
+        # It was found in a folder. With UV_NO_INDEX and UV_OFFLINE uv still names the page that it did not ask for.
+        pages, places = [], [place for place in places if not _FETCHED.match(place)]
+    where = _shown(pages[0]) if pages else next(iter(map(_shown, places)), "the index")
     if not answer.status:
-        urls: list[str] = _FETCHED.findall(planned)
         files = {host for url in urls if (host := urlsplit(url).hostname) and host != urlsplit(where).hostname}
         elsewhere = f", with files at {', '.join(sorted(files))}" if files else ""
         return HostCheck("package index", True, f"{where} answered in {time.monotonic() - began_at:.1f} s{elsewhere}")

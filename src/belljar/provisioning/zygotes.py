@@ -24,8 +24,10 @@ from belljar.provisioning.sandbox_specs import SpecBuilder
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings
 
-# The forks of a zygote share its hash seed and its memory layout, so it is replaced after this many.
+# The forks of a zygote share its hash seed and its memory layout, so it is replaced after this many. Until its
+# successor is warm it goes on, because sessions would start cold meanwhile; but not for more than twice as many.
 RECYCLE_AFTER = 1_000
+RETIRE_AFTER_S = 60.0
 TIMEOUT_S = 60.0
 RETRY_AFTER_S = 30.0
 # A fork does not get the zygote's threads, so its libraries must not start any.
@@ -53,6 +55,8 @@ class ZygoteProcess:
         self.failed: dict[str, str] = {}
         """The modules that it could not import, and why."""
         self.forks = 0
+        self.warming: asyncio.Task[None] | None = None
+        """Waits until it is warm, and says why it is not."""
         self._folder = folder
         self._in_packets = in_packets
         self._wire = Wire()
@@ -110,13 +114,16 @@ class ZygoteProcess:
 
     async def aclose(self) -> None:
         """End the process; sessions that were forked from it go on."""
+        if self.warming is not None:
+            self.warming.cancel()
+            await asyncio.gather(self.warming, return_exceptions=True)
         self._wire.close()
         await self.sandbox.aclose()
         await asyncio.to_thread(remove_tree, self._folder)
 
 
 class EnvironmentZygote:
-    """The current zygote of one environment, replaced when it dies or after `RECYCLE_AFTER` forks."""
+    """The current zygote of one environment, and its successor: it is replaced when it dies or after many forks."""
 
     def __init__(
         self,
@@ -141,29 +148,57 @@ class EnvironmentZygote:
         self._make_variables = make_variables
         self._in_packets = in_packets
         self._zygote: ZygoteProcess | None = None
-        self._warming: asyncio.Task[None] | None = None
+        self._successor: ZygoteProcess | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._retry_at = 0.0
 
     async def zygote(self) -> ZygoteProcess | None:
         """Return the zygote to fork or to nest in, started if need be; None while there can be none."""
         async with self._opening:
+            if self._zygote is not None and self._zygote.forks >= RECYCLE_AFTER:
+                await self._prepare_successor()
             if self._zygote is not None and not self._is_usable(self._zygote):
-                await self._discard(self._zygote)
-            if self._zygote is None and asyncio.get_running_loop().time() >= self._retry_at:
-                await self._start()
+                self._succeed(self._zygote)
+            if self._zygote is None:
+                self._zygote = await self._start()
             return self._zygote
 
     async def warm(self) -> bool:
         """Wait until there is a warm zygote; False when there will be none."""
-        if await self.zygote() is not None and self._warming is not None:
-            await asyncio.gather(self._warming, return_exceptions=True)
-        return self._zygote is not None and self._zygote.is_warm
+        zygote = await self.zygote()
+        if zygote is not None and zygote.warming is not None:
+            await asyncio.gather(zygote.warming, return_exceptions=True)
+        return zygote is not None and zygote.is_warm
 
     def _is_usable(self, zygote: ZygoteProcess) -> bool:
-        return zygote.is_alive() and zygote.forks < RECYCLE_AFTER
+        is_replaced = self._successor is not None and self._successor.is_warm
+        return zygote.is_alive() and zygote.forks < (RECYCLE_AFTER if is_replaced else 2 * RECYCLE_AFTER)
 
-    async def _start(self) -> None:
+    async def _prepare_successor(self) -> None:
+        if self._successor is not None and not self._successor.is_alive():
+            await self._successor.aclose()
+            self._successor = None
+        if self._successor is None:
+            self._successor = await self._start()
+
+    def _succeed(self, zygote: ZygoteProcess) -> None:
+        self._zygote, self._successor = self._successor, None
+        retirement = asyncio.get_running_loop().create_task(self._retire(zygote))
+        self._retiring.add(retirement)
+        retirement.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, zygote: ZygoteProcess) -> None:
+        """End a zygote, but not before the sessions that are being forked from it."""
+        try:
+            if zygote.is_alive():
+                await asyncio.sleep(RETIRE_AFTER_S)
+        finally:
+            await zygote.aclose()
+
+    async def _start(self) -> ZygoteProcess | None:
+        if asyncio.get_running_loop().time() < self._retry_at:
+            return None
         name = f"{self._name}{secrets.token_hex(8)}"
         folder = self._folder / name
         make_folder(folder, way_mode())
@@ -175,7 +210,7 @@ class EnvironmentZygote:
         except BelljarError as error:
             self._fail(f"no sandbox for it: {error}")
             await asyncio.to_thread(remove_tree, folder)
-            return
+            return None
         try:
             await zygote.start(self._environment, self._modules, self._make_variables())
         except BaseException as error:
@@ -183,9 +218,9 @@ class EnvironmentZygote:
             if not isinstance(error, BelljarError):
                 raise
             self._fail(str(error))
-            return
-        self._zygote = zygote
-        self._warming = asyncio.get_running_loop().create_task(self._warm_up(zygote))
+            return None
+        zygote.warming = asyncio.get_running_loop().create_task(self._warm_up(zygote))
+        return zygote
 
     async def _warm_up(self, zygote: ZygoteProcess) -> None:
         try:
@@ -201,21 +236,20 @@ class EnvironmentZygote:
     def _fail(self, complaint: str) -> None:
         self.complaint = complaint
         self._retry_at = asyncio.get_running_loop().time() + RETRY_AFTER_S
-        log.warning("zygote of %s: %s; sessions start cold", self._environment.python, complaint)
-
-    async def _discard(self, zygote: ZygoteProcess) -> None:
-        self._zygote = None
-        if self._warming is not None:
-            self._warming.cancel()
-            await asyncio.gather(self._warming, return_exceptions=True)
-            self._warming = None
-        await zygote.aclose()
+        has_other = self._zygote is not None and self._zygote.is_warm
+        effect = "the old one goes on for a while" if has_other else "sessions start cold"
+        log.warning("zygote of %s: %s; %s", self._environment.python, complaint, effect)
 
     async def aclose(self) -> None:
-        """End the zygote."""
+        """End the zygote, its successor and its predecessors."""
         async with self._opening:
-            if self._zygote is not None:
-                await self._discard(self._zygote)
+            for retirement in [*self._retiring]:
+                retirement.cancel()
+            await asyncio.gather(*self._retiring, return_exceptions=True)
+            for zygote in (self._zygote, self._successor):
+                if zygote is not None:
+                    await zygote.aclose()
+            self._zygote = self._successor = None
 
 
 class Zygotes:
