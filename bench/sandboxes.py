@@ -94,7 +94,9 @@ async def _first_result(stage: Stage, name: str) -> float:
 
 
 async def _process(stage: Stage, name: str) -> float:
-    folders = SessionFolders(secrets.token_hex(8), stage.folder / "kernels" / secrets.token_hex(8))
+    provider = open_provider(stage.settings(name))
+    folder = stage.folder / "kernels" / secrets.token_hex(8)
+    folders = SessionFolders(secrets.token_hex(8), folder, provider.take_identity())
     folders.make()
     spec = SandboxSpec(
         session_id=folders.session_id,
@@ -103,8 +105,8 @@ async def _process(stage: Stage, name: str) -> float:
         home=folders.home,
         readable=(*stage.environment.readable, folders.layer),
         limits=limits_of(stage.settings(name)),
+        identity=folders.identity,
     )
-    provider = open_provider(stage.settings(name))
     nothing = os.open(os.devnull, os.O_WRONLY)
     began = time.perf_counter()
     sandbox = await provider.open(spec)
