@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from typing import get_args
 
 import pytest
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
 from belljar.kernels.ipython import IPythonKernel
+from belljar.kernels.protocol import Message, read_message
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
 from cells import Place, run
 from sandboxes.escape_attempts import FORGER, SPIN
@@ -28,9 +30,22 @@ REFUSED = {
     "rehearsed": {},
     "warm": {"failed": {}, "threads": 1},
     "state": {"kept": [], "lost": [], "size_bytes": 0},
+    "variables": {"items": [], "total": 0},
+    "rows": {"name": "x", "kind": "", "problem": "missing"},
     "sync": {"id": 1},
     "finished": {"id": 1, "is_ok": True, "execution_count": 1, "cpu_s": 0},
 }
+
+
+OUTPUT = {"display", "clear", "result", "error", "comm"}
+"""What a cell may send at any time: it could print the same."""
+
+
+def test_every_message_of_a_runner_is_output_or_tried_below() -> None:
+    for kind, fields in REFUSED.items():
+        read_message(json.dumps({"type": kind, **fields}).encode())  # well-formed: refused for its time alone
+    kinds = {kind for model in get_args(Message) for kind in get_args(model.model_fields["type"].annotation)}
+    assert kinds == {*OUTPUT, *REFUSED}
 
 
 def forged(type_: str, **fields: object) -> str:

@@ -3,21 +3,19 @@
 A call or code has to pass both. What a running session cannot be given later, memory and network, is refused here.
 """
 
+from collections.abc import Callable
+from operator import concat
+from typing import Any
+
 from belljar.policy.guard import Guard, compile_policy
-from belljar.policy.rules import CodeRule, Policy
+from belljar.policy.rules import Policy, PolicyLimits, ToolRule
 from belljar.workflows.definition import Definition, Step, SubWorkflow
 from belljar.workflows.library import reference_of
 
 
 def guardrails_problem(policy: Policy) -> str:
     """Return what of a workflow's guardrails cannot be obeyed; empty when all can."""
-    limits = policy.limits
-    if (
-        limits.max_memory_mb is not None
-        or limits.allow_network_access is not None
-        or limits.allowed_networks is not None
-        or limits.max_gpus is not None
-    ):
+    if policy.limits.model_dump(exclude={"max_execution_time"}, exclude_none=True):
         return "guardrails of a workflow can limit max_execution_time, not memory, GPUs or network"
     return "guardrails of a workflow have no privacy rules" if policy.privacy else ""
 
@@ -69,23 +67,20 @@ def _both(outer: Policy | None, inner: Policy | None) -> Policy | None:
     """Return a policy that is at least as strict as each of two."""
     if outer is None or inner is None:
         return inner if outer is None else outer
-    times = [each.limits.max_execution_time for each in (outer, inner)]
+    # A key of a policy that has no entry in `_MERGES` is an error here, because else the outer one would be dropped.
+    merged = {name: _MERGES[name](getattr(outer, name), getattr(inner, name)) for name in Policy.model_fields}
+    return inner.model_copy(update=merged)
+
+
+def _shortest(outer: PolicyLimits, inner: PolicyLimits) -> PolicyLimits:
+    times = [each.max_execution_time for each in (outer, inner)]
     shortest = min((each for each in times if each is not None), default=None)
-    code: list[CodeRule] = [*outer.code, *inner.code]
-    return inner.model_copy(
-        update={
-            "default": _stricter(outer.default, inner.default),
-            "strict": outer.strict or inner.strict,
-            "limits": inner.limits.model_copy(update={"max_execution_time": shortest}),
-            "read_only": outer.read_only or inner.read_only,
-            "destructive": _stricter(outer.destructive, inner.destructive),
-            "other_kernels": _stricter(outer.other_kernels, inner.other_kernels),
-            # Of several rules for a tool the first one that decides counts, so denials come first.
-            "tools": sorted([*outer.tools, *inner.tools], key=lambda rule: -_rank(rule.decision)),
-            "code": code,
-            "output": [*outer.output, *inner.output],
-        }
-    )
+    return inner.model_copy(update={"max_execution_time": shortest})
+
+
+def _denials_first(outer: list[ToolRule], inner: list[ToolRule]) -> list[ToolRule]:
+    """Return the rules of both, denials first, because of several rules for a tool the first that decides counts."""
+    return sorted([*outer, *inner], key=lambda rule: -_rank(rule.decision))
 
 
 def _stricter(one: str | None, other: str | None) -> str | None:
@@ -95,3 +90,18 @@ def _stricter(one: str | None, other: str | None) -> str | None:
 
 def _rank(decision: str | None) -> int:
     return _STRICTNESS.index(decision) if decision is not None else -1
+
+
+_MERGES: dict[str, Callable[[Any, Any], Any]] = {
+    "default": _stricter,
+    "strict": max,
+    "read_only": max,
+    "destructive": _stricter,
+    "other_kernels": _stricter,
+    "limits": _shortest,
+    "tools": _denials_first,
+    "code": concat,
+    "output": concat,
+    "privacy": lambda _outer, inner: inner,  # refused by `guardrails_problem`, so both are empty
+}
+"""How each key of two policies becomes one that is as strict as both."""
