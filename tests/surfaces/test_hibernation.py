@@ -1,10 +1,12 @@
 """Sessions that outlive their time and their server: on disk, and awake again with the next call."""
 
 import json
+import shutil
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -73,6 +75,26 @@ async def test_a_call_while_a_session_goes_to_sleep_is_told_to_come_again(
         assert refused.status == "rejected"
         assert str(refused.error).startswith(f"busy: session {made.session_id} is being put to sleep")
         assert (await caller.execute("x", made.session_id)).result == "1"
+
+
+async def test_while_the_disk_is_full_idle_sessions_stay_awake(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"session_idle_s": 0.001, "max_sessions": 1}
+    async with engine(default_environment, tmp_path, **chosen) as (runtime, caller):
+        made = await caller.execute("x = 1")
+        session = runtime.sessions.get(made.session_id, "local")
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
+            await until(lambda: session.is_expired)
+            assert await runtime.sessions.sweep() == []
+            refused = await caller.execute("1")
+            assert refused.status == "rejected"
+            assert "1 sessions are open, the most that max_sessions allows" in str(refused.error)
+            assert (await caller.execute("x", made.session_id)).state == "kept"
+        await expire(runtime)
+        woken = await caller.execute("x", made.session_id)
+        assert (woken.result, woken.state) == ("1", "kept")
 
 
 async def test_a_server_that_stops_and_starts_again_has_its_sessions(

@@ -6,6 +6,7 @@ Everything that the command prints goes to stderr, because stdout carries the pr
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Generator
@@ -29,6 +30,7 @@ from belljar.surfaces.tls import tls_context
 if TYPE_CHECKING:
     from belljar.console.server import ServedConsole
 
+MOST_DESCRIPTORS = 65_536
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ def command(
 async def serve(settings: Settings, env_file: str = "") -> None:
     """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env."""
     logs.configure(settings.log_level, settings.log_format)
+    _raise_descriptor_limit()
     if env_file:
         log.info("%s", env_file)
     if settings.http:
@@ -122,6 +125,14 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
             )
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the limit on open files as far as we may: a session takes twenty here, and most systems start with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open(settings: Settings) -> AbstractAsyncContextManager[Runtime]:

@@ -15,6 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from belljar.environments.base import Interpreter
+from belljar.files.private import make_folder, shown_mode
 
 __all__ = ["copy_packages", "own_packages"]
 
@@ -53,8 +54,16 @@ def copy_packages(packages: Sequence[Distribution], folder: Path) -> None:
             if ".." in PurePosixPath(file).parts or not source.is_file():
                 continue
             target = folder / file
-            target.parent.mkdir(parents=True, exist_ok=True)
+            _make_shown(target.parent)
             shutil.copy2(source, target)
+            target.chmod(shown_mode(is_folder=False))
+
+
+def _make_shown(folder: Path) -> None:
+    """Make a folder that sessions can read, whatever the umask is, and the missing ones above it."""
+    if not folder.is_dir():
+        _make_shown(folder.parent)
+        make_folder(folder, shown_mode(is_folder=True))
 
 
 def _needs(package: Distribution) -> Iterator[Requirement]:

@@ -261,9 +261,9 @@ async def hold_open(sandbox: Sandbox) -> None:
 
 
 def set_expendable(pid: int, *, is_expendable: bool) -> None:
-    """Set whether Linux kills this process before all others when memory runs out."""
+    """Set whether Linux kills this process before all others, or only before the server, when memory runs out."""
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "0")
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "500")
 
 
 def parent_of(pid: int) -> int:

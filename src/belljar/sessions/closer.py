@@ -6,6 +6,7 @@ Releases everything that the session had. The registry decides when a session en
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import time
 from collections.abc import Coroutine
@@ -30,6 +31,8 @@ from belljar.sessions.session import Session
 from belljar.settings import Settings
 
 DAY_S = 24 * 60 * 60
+MEBIBYTE = 1024 * 1024
+UNLIMITED_MB = 1024 * 1024
 # Deleting this much output takes some 20 ms; more is deleted in a thread.
 MUCH_OUTPUT_BYTES = 4 * 1024 * 1024
 
@@ -63,6 +66,7 @@ class SessionCloser:
         """Sessions that are being written to disk, and their principals."""
         self._opened_at, self._opened_ticks = time.time(), time.monotonic()
         self._ending: set[asyncio.Task[None]] = set()
+        self._is_short_of_room = False
 
     async def _run_to_end(self, ending: Coroutine[Any, Any, None]) -> None:
         """Run to the end even if the caller is cancelled: a session that is half ended could be ended by nobody."""
@@ -100,6 +104,20 @@ class SessionCloser:
         self._records.record_end(session.id, end)
         self._changes.publish("session", "gone", session.id, session.principal)
         log.info("session %s %s", session.id, end, extra=about(session))
+
+    def has_room_for(self, session: Session) -> bool:
+        """Return whether the disk has room for the session's memory; without it, its variables would be lost in sleep.
+
+        They may take less, but that is known only when they are written.
+        """
+        kernel = session.session_kernel.kernel
+        if kernel is None or not self._settings.hibernate or session.is_blank():
+            return True
+        has_room = shutil.disk_usage(self._folder).free > kernel.memory_mb() * MEBIBYTE
+        if not has_room and not self._is_short_of_room:
+            log.warning("the disk of %s has too little room: idle sessions stay awake until there is more", self._folder)
+        self._is_short_of_room = not has_room
+        return has_room
 
     async def retire(self, session: Session, end: str, *, is_expected: bool = False) -> None:
         """Hibernate a session, or close it where hibernation is off or nothing would be missed.
@@ -157,9 +175,6 @@ def about(session: Session) -> dict[str, str]:
 
 
 # How a session leaves its server
-
-MEBIBYTE = 1024 * 1024
-UNLIMITED_MB = 1024 * 1024
 
 
 async def hibernate(session: Session, records: SessionRecords, end: str) -> StateReport | None:

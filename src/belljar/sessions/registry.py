@@ -208,6 +208,7 @@ class Registry:
             return  # an idle session would be lost
         while (giver := self._giver(principal)) is not None:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
+            idle = [session for session in idle if self.closer.has_room_for(session)]
             if not idle or (giver == principal and self.records.has_asleep(principal, MAX_ASLEEP)):
                 return
             session = min(idle, key=lambda each: each.lease.expires_at)
@@ -392,7 +393,7 @@ class Registry:
         ended: list[str] = []
         for session in self.all():
             # Checked one by one, because this session may have been used or cleared while the last one ended.
-            if session.id in self._sessions and session.is_expired:
+            if session.id in self._sessions and session.is_expired and self.closer.has_room_for(session):
                 await self.closer.retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
                 ended.append(session.id)
         await self.closer.forget_outdated()

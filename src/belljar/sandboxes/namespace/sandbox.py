@@ -28,6 +28,8 @@ from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_c
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
+MAKING_S = 30.0
+
 
 class NamespaceSandbox(SandboxBase):
     """One session's namespaces. bubblewrap adds one variable to the environment, `PWD`."""
@@ -87,7 +89,15 @@ class NamespaceSandbox(SandboxBase):
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
                 self._check_open()
-            await self._let_in(process, launch, mapper)
+            try:
+                async with asyncio.timeout(MAKING_S):
+                    await self._let_in(process, launch, mapper)
+            except TimeoutError:
+                # Something was killed in its midst, for example because memory ran out.
+                await process.kill_all()
+                raise SandboxUnavailable(
+                    f"bubblewrap has not made the sandbox in {MAKING_S:g} s", hint="Try again"
+                ) from None
             return process
 
     async def _prepare_launch(self, _resources: Resources) -> BwrapLaunch:
