@@ -77,14 +77,14 @@ class Engine:
         """
         await self._runtime.sessions.make_room(PRINCIPAL)
         session = self._runtime.sessions.create(PRINCIPAL, environment=environment, gpus=gpus)
-        family: list[LocalSession] = []
-        handle = LocalSession(self._runtime, session.id, family)
+        sessions_of_block: list[LocalSession] = []
+        handle = LocalSession(self._runtime, session.id, sessions_of_block)
         try:
             await session.start()
             yield handle
         finally:
-            for member in [*family]:
-                await member.aclose()
+            for each in [*sessions_of_block]:
+                await each.aclose()
 
     async def session(self, session_id: str) -> SessionHandle:
         """Return a session that is open or sleeps, by its id. It ends when it is closed, or with the engine."""
@@ -152,15 +152,19 @@ class LocalSession(SessionBase):
     """See `SessionHandle`."""
 
     def __init__(
-        self, runtime: Runtime, session_id: str, family: "list[LocalSession]", forked: SessionFork | None = None
+        self,
+        runtime: Runtime,
+        session_id: str,
+        sessions_of_block: "list[LocalSession]",
+        forked: SessionFork | None = None,
     ) -> None:
         self._runtime = runtime
         self._id = session_id
         self._forked = forked
         self._askers = Askers()
-        self._family = family
+        self._sessions_of_block = sessions_of_block
         """All sessions that end with one `async with` block: the one that it opened, and the forks of it."""
-        family.append(self)
+        sessions_of_block.append(self)
 
     @property
     def id(self) -> str:
@@ -293,7 +297,7 @@ class LocalSession(SessionBase):
     async def fork(self, *, at: str | int = "", reseed: bool = False) -> SessionHandle:
         """See `SessionHandle`."""
         _, forked = await self._runtime.sessions.fork(self._id, PRINCIPAL, at=at, reseed=reseed)
-        return LocalSession(self._runtime, forked.session_id, self._family, forked)
+        return LocalSession(self._runtime, forked.session_id, self._sessions_of_block, forked)
 
     async def rewind(self, to: str | int) -> Rewinding:
         """See `SessionHandle`."""
@@ -304,8 +308,8 @@ class LocalSession(SessionBase):
         # The session may have expired, or ended with the engine, meanwhile.
         with contextlib.suppress(SessionNotFound):
             await self._runtime.sessions.clear(self._id, PRINCIPAL)
-        if self in self._family:
-            self._family.remove(self)
+        if self in self._sessions_of_block:
+            self._sessions_of_block.remove(self)
 
     async def _session(self) -> Session:
         return await self._runtime.sessions.reach(self._id, PRINCIPAL)

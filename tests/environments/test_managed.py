@@ -15,11 +15,11 @@ from belljar.environments.managed import (
     DEFAULT,
     Recipe,
     compile_packages,
-    folder,
     interpreter_path,
     is_compiled,
     is_ready,
     prepare,
+    recipe_folder,
 )
 from belljar.environments.uv import certificate_variables
 from belljar.errors import EnvironmentBroken
@@ -48,7 +48,7 @@ async def test_an_environment_is_made_from_its_lock_and_compiled_when_it_is_read
     settings: Settings, recipe: Recipe
 ) -> None:
     python = await prepare(settings, recipe)
-    root = folder(settings, recipe)
+    root = recipe_folder(settings, recipe)
     lines: list[str] = []
 
     assert python == interpreter_path(root)
@@ -67,7 +67,7 @@ async def test_packages_are_compiled_by_one_server_and_a_broken_one_stops_nothin
     settings: Settings, recipe: Recipe
 ) -> None:
     python = await prepare(settings, recipe)
-    root = folder(settings, recipe)
+    root = recipe_folder(settings, recipe)
     packages = next(root.glob("lib/*/site-packages"))
     (packages / "template.py").write_text("def {{ name }}")
     async with open_lock(root.with_name(f".{root.name}.lock")):
@@ -154,7 +154,7 @@ async def test_shown_progress_goes_to_stderr_only(
 
 
 async def test_one_left_half_built_is_made_anew(settings: Settings, recipe: Recipe) -> None:
-    leftover = folder(settings, recipe) / "lib" / "leftover"
+    leftover = recipe_folder(settings, recipe) / "lib" / "leftover"
     leftover.mkdir(parents=True)
 
     assert run(await prepare(settings, recipe), "import house") == ""
@@ -165,7 +165,7 @@ async def test_one_whose_base_interpreter_went_away_is_made_anew(settings: Setti
     python = await prepare(settings, recipe)
     python.unlink()
     python.symlink_to("/no/such/python")
-    assert not is_ready(folder(settings, recipe))
+    assert not is_ready(recipe_folder(settings, recipe))
 
     assert run(await prepare(settings, recipe), "import house") == ""
 
@@ -196,7 +196,7 @@ async def test_a_failure_quotes_uv_and_leaves_nothing_ready(settings: Settings, 
     assert "castle-in-the-air" in caught.value.message
     assert "Using Python" not in caught.value.message
     assert "UV_DEFAULT_INDEX" in caught.value.hint
-    assert not is_ready(folder(settings, recipe))
+    assert not is_ready(recipe_folder(settings, recipe))
 
 
 async def test_cancelling_ends_the_installer_and_frees_the_lock(
@@ -220,11 +220,11 @@ async def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path, 
 
 
 async def test_another_lock_gets_another_folder(settings: Settings, recipe: Recipe) -> None:
-    before = folder(settings, recipe)
+    before = recipe_folder(settings, recipe)
     recipe.lock.write_text("house==2.0\n")
 
-    assert folder(settings, recipe) != before
-    assert folder(settings).name.startswith("default-")
+    assert recipe_folder(settings, recipe) != before
+    assert recipe_folder(settings).name.startswith("default-")
 
 
 async def test_the_lock_of_the_default_environment_has_what_is_promised() -> None:
@@ -273,12 +273,12 @@ async def test_the_installer_of_a_killed_server_ends_with_it_and_the_next_one_go
         command = [sys.executable, "-c", KILLED_SERVER, str(settings.data_directory), str(recipe.lock)]
         killed = await anyio.run_process(command, env=variables, check=False)
         assert killed.returncode == -signal.SIGKILL
-        begun = (folder(settings, recipe) / "pyvenv.cfg").stat().st_ino
+        begun = (recipe_folder(settings, recipe) / "pyvenv.cfg").stat().st_ino
         # The silent index stays open: only an installer that ended with its server lets the lock go.
         with anyio.fail_after(60):
             python = await prepare(settings, recipe, on_progress=lines.append)
 
-    assert (folder(settings, recipe) / "pyvenv.cfg").stat().st_ino == begun
+    assert (recipe_folder(settings, recipe) / "pyvenv.cfg").stat().st_ino == begun
     assert run(python, "import house") == ""
 
 
@@ -290,5 +290,5 @@ async def test_the_users_of_sessions_can_read_it_whatever_the_umask_is(settings:
     finally:
         os.umask(before)
 
-    (package,) = folder(settings, recipe).glob("lib/*/site-packages/house.py")
-    assert all(path.stat().st_mode & 0o004 for path in (package, package.parent, folder(settings, recipe)))
+    (package,) = recipe_folder(settings, recipe).glob("lib/*/site-packages/house.py")
+    assert all(path.stat().st_mode & 0o004 for path in (package, package.parent, recipe_folder(settings, recipe)))

@@ -20,10 +20,10 @@ NEVER = "never"
 CELL = f"""
 import sys, threading
 from toolbox import ToolError
-from toolbox.connection import own
+from toolbox.connection import host_connection
 
 def ask(words):
-    answer = own().ask({{"op": "search", "query": words}})
+    answer = host_connection().ask({{"op": "search", "query": words}})
     assert answer["text"] == words, answer
 
 def ask_for_ever():

@@ -19,7 +19,7 @@ from belljar.environments import Environment
 from belljar.errors import CopyRefused, InvalidArgument, PoolUnavailable, SettingsError
 from belljar.kernels.azure.checks import check_pool
 from belljar.kernels.azure.credentials import TokenCredential
-from belljar.kernels.azure.data_plane import OLD
+from belljar.kernels.azure.data_plane import OLDER_VERSIONS
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_settings
 from belljar.surfaces.server import build_server
@@ -253,7 +253,7 @@ async def test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly(
 async def test_a_pool_of_an_older_version_is_spoken_to_in_its_own_form(
     engine: belljar.Engine, proxy: PoolProxy, pool: str
 ) -> None:
-    proxy.versions = OLD
+    proxy.versions = OLDER_VERSIONS
     async with engine.open_session() as session:
         await session.upload("in/table.csv", "a,b\n1,2\n")
         await session.execute("kept = len(open('in/table.csv').read())")
@@ -263,7 +263,7 @@ async def test_a_pool_of_an_older_version_is_spoken_to_in_its_own_form(
         proxy.versions = ()
         for identifier in await _sessions(pool):
             await _forget(pool, identifier)
-        proxy.versions = OLD
+        proxy.versions = OLDER_VERSIONS
         fresh = await session.execute("'kept' in globals()")
         assert (fresh.result, fresh.state) == ("False", "lost")
     assert "POST /executions" in proxy.seen

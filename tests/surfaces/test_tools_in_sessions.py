@@ -232,7 +232,8 @@ async def test_a_process_that_is_forked_has_a_connection_of_its_own(caller: Call
 
 async def test_between_two_cells_nothing_is_left_open(caller: Caller, shared_session: str):
     await value(caller, shared_session, "from servers.awkward import add\n[add(1, 1), await add.aio(1, 1)]")
-    code = "import threading, toolbox.connection as c\n[t.name for t in threading.enumerate()], c.own()._wire"
+    names = "[t.name for t in threading.enumerate()]"
+    code = f"import threading, toolbox.connection as c\n{names}, c.host_connection()._socket"
     assert await value(caller, shared_session, code) == "(['MainThread'], None)"
 
 

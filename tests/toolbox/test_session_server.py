@@ -35,10 +35,10 @@ LEFT_UNREAD = (
 )
 UNREAD_CELL = """
 import asyncio, json, sys
-from toolbox.connection import own
+from toolbox.connection import host_connection
 
 def search(words, limit):
-    return own().ask_in_loop({"op": "search", "query": words, "limit": limit})
+    return host_connection().ask_in_loop({"op": "search", "query": words, "limit": limit})
 
 async def main():
     tasks = [asyncio.ensure_future(search("x", 3)) for _ in range(12)]

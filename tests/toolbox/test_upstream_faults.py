@@ -86,13 +86,13 @@ async def test_of_a_flood_on_stderr_the_last_lines_are_logged(caplog: pytest.Log
 
 def test_room_is_given_in_turn_and_to_nobody_who_has_gone() -> None:
     memory, granted = MessageMemory(20), list[str]()
-    first = memory.ask(8, lambda: granted.append("first"))
-    second = memory.ask(4, lambda: granted.append("second"))
-    third = memory.ask(1, lambda: granted.append("third"))
+    first = memory.reserve(8, lambda: granted.append("first"))
+    second = memory.reserve(4, lambda: granted.append("second"))
+    third = memory.reserve(1, lambda: granted.append("third"))
     assert (first.is_granted, second.is_granted, third.is_granted, memory.waiting) == (True, False, False, 2)
     second.release()
     assert (granted, memory.waiting) == (["third"], 0)
-    fourth = memory.ask(9, lambda: granted.append("fourth"))
+    fourth = memory.reserve(9, lambda: granted.append("fourth"))
     first.shrink(1)
     assert not fourth.is_granted
     first.release()
@@ -100,12 +100,12 @@ def test_room_is_given_in_turn_and_to_nobody_who_has_gone() -> None:
 
 
 def test_a_message_larger_than_all_room_is_not_kept_waiting_for_ever() -> None:
-    assert MessageMemory(10).ask(1_000, lambda: None).is_granted
+    assert MessageMemory(10).reserve(1_000, lambda: None).is_granted
 
 
 async def test_the_rest_of_a_large_message_is_read_when_there_is_room_for_it() -> None:
     memory = MessageMemory(8 * MEBIBYTE)
-    others = memory.ask(4 * MEBIBYTE, lambda: None)
+    others = memory.reserve(4 * MEBIBYTE, lambda: None)
     taken: list[tuple[Line, MemoryShare | None]] = []
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
@@ -132,7 +132,7 @@ async def test_the_rest_of_a_large_message_is_read_when_there_is_room_for_it() -
 
 
 async def test_half_a_message_does_not_keep_others_waiting_for_ever() -> None:
-    memory = MessageMemory(8 * MEBIBYTE, most_s=0.0)
+    memory = MessageMemory(8 * MEBIBYTE, max_incomplete_s=0.0)
     taken: dict[str, Line] = {}
     with contextlib.ExitStack() as stack:
 

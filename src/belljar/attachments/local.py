@@ -83,7 +83,7 @@ class LocalAttachment:
         last = session.queue.latest()
         self._count = last.result().execution_count if last else 0
         session.watchers.add(self._on_execution)
-        session.comms.watch(self._on_comm)
+        session.comms.add_watcher(self._on_comm)
         for execution in session.queue.running():
             if execution.has_started:
                 self._on_execution(execution)
@@ -134,13 +134,13 @@ class LocalAttachment:
         """See `AttachedSession`. Read from the journal, so a slow reader loses nothing."""
         while (next_one := await self._queue.get()) is not None:
             if isinstance(next_one, Execution):
-                async for item in self._news_of(next_one):
+                async for item in self._events_of(next_one):
                     yield item
                 continue
             yield self._views.release(next_one) if isinstance(next_one, CommUpdate) else next_one
         yield SessionEnded()
 
-    async def _news_of(self, execution: Execution) -> AsyncGenerator[SessionEvent]:
+    async def _events_of(self, execution: Execution) -> AsyncGenerator[SessionEvent]:
         is_own = execution.id in self._own
         count = self._count + 1
         yield ExecutionStarted(execution_id=execution.id, code=execution.cell.code, count=count, is_own=is_own)
@@ -274,7 +274,7 @@ class LocalAttachment:
         """See `AttachedSession`."""
         if self._on_execution in self._session.watchers:
             self._session.watchers.discard(self._on_execution)
-            self._session.comms.unsubscribe(self._on_comm)
+            self._session.comms.remove_watcher(self._on_comm)
             self._session.lease.touch()
             for execution in self._session.queue.running():
                 if execution.id in self._own:
@@ -286,7 +286,7 @@ class LocalAttachment:
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 # What the shortest message takes in memory while it waits.
-WORD_BYTES = 1_000
+MIN_MESSAGE_BYTES = 1_000
 _LOST = "the front end is too slow for its widgets: some of what they said is lost"
 
 
@@ -303,7 +303,7 @@ class CommUpdate:
     @property
     def size_bytes(self) -> int:
         """Return about what it takes in memory."""
-        return WORD_BYTES + len(self.content) + len(self.metadata) + sum(map(len, self.buffers))
+        return MIN_MESSAGE_BYTES + len(self.content) + len(self.metadata) + sum(map(len, self.buffers))
 
 
 class CommViews:

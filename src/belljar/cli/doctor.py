@@ -21,14 +21,14 @@ from belljar.cli.findings import HostFinding, print_findings
 from belljar.cli.fork_check import check_forks
 from belljar.cli.limit_check import check_limits
 from belljar.environments import check_environments
-from belljar.environments.managed import DEFAULT, folder, is_ready
+from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
 from belljar.provisioning.gpus import SessionGpus
-from belljar.provisioning.host_folders import folder_faults, open_host_folders
+from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import FolderProvider, HostCheck, Provider
+from belljar.sandboxes.base import HostCheck, Provider
 from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
 from belljar.settings import Settings, load_settings, parse_key
@@ -185,9 +185,7 @@ def check_folders(settings: Settings) -> Iterator[HostFinding]:
     provider = providers(settings)[settings.sandbox]
     if not settings.folders:
         return
-    if not isinstance(provider, FolderProvider):
-        open_host_folders(settings, provider)  # which says what to do
-        return
+    require_folder_provider(provider)
     for shown, fault in folder_faults(settings, provider):
         entry = settings.folders[shown.name]
         whose = f"the sessions of {', '.join(entry.owners)}" if entry.owners else "all sessions"
@@ -227,7 +225,7 @@ def _check_index(settings: Settings) -> HostFinding:
     """Try the package index, which the settings need only while their environment is not made."""
     is_default = settings.environment == DEFAULT.name
     check = asyncio.run(check_index())
-    is_needed = is_default and not is_ready(folder(settings))
+    is_needed = is_default and not is_ready(recipe_folder(settings))
     cost = _NO_SESSIONS if is_needed else "sessions cannot install packages"
     return _finding("environments", check.name, check, is_needed=is_needed, cost=cost)
 

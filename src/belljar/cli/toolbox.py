@@ -24,10 +24,10 @@ from belljar.cli.streams import log_to_stderr, one_line, table, write_output
 from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
-from belljar.settings import MEBIBYTE, Settings, load_settings
+from belljar.settings import Settings, load_settings
 from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
 from belljar.toolbox.code_generation import generate
-from belljar.toolbox.connection import UpstreamLimits
+from belljar.toolbox.connection import upstream_limits
 from belljar.toolbox.learned_shapes import OwnedShapes, Shapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
@@ -183,13 +183,8 @@ def _connect(settings: Settings) -> AbstractAsyncContextManager[UpstreamConnecti
         raise SettingsError(
             "no MCP servers are configured", hint="Name a file with --mcp-config, or set mcp_config in belljar.toml"
         )
-    limits = UpstreamLimits(
-        start_s=settings.upstream_start_s,
-        # Twice the time to start, because a person who calls one tool waits for its server.
-        wait_s=2 * settings.upstream_start_s,
-        silence_s=settings.upstream_silence_s,
-        message_bytes=settings.upstream_message_mb * MEBIBYTE,
-    )
+    # Twice the time to start, because a person who calls one tool waits for its server.
+    limits = replace(upstream_limits(settings), wait_s=2 * settings.upstream_start_s)
     folder = settings.data_directory / "toolbox"
     return open_upstreams(servers, limits, folder / "eras.json" if folder.is_dir() else None)
 

@@ -32,9 +32,9 @@ from belljar.environments.managed import (
     DEFAULT,
     Recipe,
     environments_folder,
-    folder,
     is_ready,
     mark_ready,
+    recipe_folder,
 )
 from belljar.environments.selection import open_environment, recipe_of
 from belljar.environments.uv import run_uv
@@ -110,7 +110,7 @@ async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tel
                     f"environment {name} has Python {environment.version}, this belljar {platform.python_version()}",
                     hint="Use belljar with that Python on both hosts: the other one makes it of the server's own",
                 )
-            root = folder(settings, recipe)
+            root = recipe_folder(settings, recipe)
             parts[root] = BundlePart("environment", name, _digest(recipe), str(root))
         if environment.support:
             parts[environment.support] = BundlePart("support", name, environment.support.name, str(environment.support))
@@ -308,7 +308,7 @@ async def _place(settings: Settings, part: BundlePart, staged: Path, tell: Tell)
     if part.kind == "support":
         target = settings.data_directory / "support" / part.recipe
     else:
-        target = folder(settings, _recipe(settings, part.name))
+        target = recipe_folder(settings, _recipe(settings, part.name))
     async with open_lock(target.with_name(f".{target.name}.lock")) as lock:
         if is_ready(target) if part.kind == "environment" else target.is_dir():
             tell(f"{part.name} is there already: {target}")

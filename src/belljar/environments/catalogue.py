@@ -7,7 +7,7 @@ from typing import Literal
 from belljar.environments.base import Interpreter
 from belljar.environments.conda.installs import WORK
 from belljar.environments.description import describe_interpreter
-from belljar.environments.managed import DEFAULT, SHARED, environments_folder, folder, interpreter_path, is_ready
+from belljar.environments.managed import DEFAULT, SHARED, environments_folder, interpreter_path, is_ready, recipe_folder
 from belljar.environments.selection import find_installed, inspect_recent, kind_of, look_at, recipe_of
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.settings import Settings
@@ -60,7 +60,7 @@ def examine(settings: Settings, name: str) -> ListedEnvironment:
 def managed_folder(settings: Settings, name: str) -> Path:
     """Return the folder of a managed environment, made or not; InvalidArgument for one that belljar does not make."""
     if name == DEFAULT.name:
-        return folder(settings)
+        return recipe_folder(settings)
     entry = settings.environments.get(name)
     if entry is None or not entry.is_ours:
         kind = f"of kind {entry.kind}" if entry else "not one of environments"
@@ -68,7 +68,7 @@ def managed_folder(settings: Settings, name: str) -> Path:
             f"environment {name[:200]} is {kind}: it is not belljar's to make or remove",
             hint=f"Managed ones are {', '.join(managed_names(settings))}",
         )
-    return folder(settings, recipe_of(name, entry))
+    return recipe_folder(settings, recipe_of(name, entry))
 
 
 def managed_names(settings: Settings) -> list[str]:
@@ -93,5 +93,5 @@ def _find(settings: Settings, name: str) -> Interpreter | None:
         return look_at(settings, name, settings.environments[name])
     if name != DEFAULT.name:
         return find_installed(name)
-    root = folder(settings)
+    root = recipe_folder(settings)
     return inspect_recent(interpreter_path(root)) if is_ready(root) else None

@@ -70,7 +70,7 @@ class Recipe:
 DEFAULT = Recipe("default", Path(__file__).with_name("science.lock.txt"))
 
 
-def folder(settings: Settings, recipe: Recipe = DEFAULT) -> Path:
+def recipe_folder(settings: Settings, recipe: Recipe = DEFAULT) -> Path:
     """Return the folder of a recipe's environment, made or not; it depends on the text, the Python and the platform.
 
     Recipes without a lock share one folder if they are the same, whatever their names.
@@ -109,7 +109,7 @@ async def prepare(
     on_progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Make the environment unless it is there, and return its interpreter; `show` lets uv write to our stderr."""
-    root = folder(settings, recipe)
+    root = recipe_folder(settings, recipe)
     tell = on_progress or _keep_quiet
     if is_ready(root):
         _add_startup_file(root)

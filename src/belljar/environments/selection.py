@@ -17,7 +17,7 @@ from belljar.environments.base import Environment, Interpreter, describe, inspec
 from belljar.environments.conda.channels import channels_of
 from belljar.environments.conda.places import find_conda
 from belljar.environments.ipython_support import check_support, has_ipython, provide, support_folder
-from belljar.environments.managed import DEFAULT, Recipe, folder, interpreter_path, is_ready, prepare
+from belljar.environments.managed import DEFAULT, Recipe, interpreter_path, is_ready, prepare, recipe_folder
 from belljar.environments.requirements import read_requirements
 from belljar.environments.uv import check_rattler, find_uv
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
@@ -110,7 +110,7 @@ def look_at(settings: Settings, name: str, entry: EnvironmentEntry) -> Interpret
         interpreter = find_entry(entry)
     else:
         recipe = recipe_of(name, entry)
-        root = folder(settings, recipe)
+        root = recipe_folder(settings, recipe)
         if not is_ready(root):
             if recipe.requirements.specs:
                 check_rattler()
@@ -124,7 +124,7 @@ def look_at(settings: Settings, name: str, entry: EnvironmentEntry) -> Interpret
 def is_prepared(settings: Settings, name: str) -> bool:
     """Tell whether a session of that environment could start without making or fetching anything; blocks."""
     if name == DEFAULT.name:
-        return is_ready(folder(settings))
+        return is_ready(recipe_folder(settings))
     entry = settings.environments.get(name)
     interpreter = look_at(settings, name, entry) if entry else find_installed(name)
     return interpreter is not None and (has_ipython(interpreter) or support_folder(settings, interpreter).is_dir())
@@ -174,7 +174,7 @@ def _check_chosen(settings: Settings) -> HostCheck:
         return HostCheck(title, True, "an installed Jupyter kernel, looked for when the server starts")
     if settings.environment in settings.environments:
         return HostCheck(title, True, "the one that sessions have by themselves, named in environments")
-    root = folder(settings)
+    root = recipe_folder(settings)
     try:
         if settings.environment != DEFAULT.name:
             return HostCheck(title, True, _summary(find_installed(settings.environment)))

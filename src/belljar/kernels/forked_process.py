@@ -102,7 +102,7 @@ class ForkedProcess:
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
 
-    async def has_left_parent(self) -> None:
+    async def wait_left_parent(self) -> None:
         """Wait until the process that forks is done with it, or the fork has reported; for a second at most."""
         if self.has_keeper:
             return  # the keeper has the pipe open for as long as the fork lives

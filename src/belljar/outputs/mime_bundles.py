@@ -80,7 +80,7 @@ def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int 
     value = event.data.get("display")
     display = Display.model_validate(value) if isinstance(value, dict) else None
     if plain := _whole_text(event, read_display, limit_chars) or (display.plain if display else None):
-        bundle["text/plain"] = plain
+        bundle[PLAIN] = plain
     for form in (display, *display.also) if display else ():
         content = form.text if form.text is not None else _stored(form, read_display)
         if content is not None:

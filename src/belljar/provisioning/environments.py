@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.environments import Environment, check_name, open_environment
-from belljar.environments.managed import DEFAULT, compile_packages, folder, is_compiled, is_ready
+from belljar.environments.managed import DEFAULT, compile_packages, is_compiled, is_ready, recipe_folder
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.settings import Settings
@@ -84,7 +84,7 @@ class EnvironmentCache:
         task = self._tasks.get(name)
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
             return task.result().prefix
-        root = folder(self._settings)
+        root = recipe_folder(self._settings)
         return root if name == DEFAULT.name and is_ready(root) else None
 
     def _home_name(self) -> str:

@@ -73,15 +73,21 @@ def open_host_folders(settings: Settings, provider: Provider) -> HostFolders:
     """Check the setting `folders` against this host and the provider; SettingsError for what cannot be shown."""
     if not settings.folders:
         return HostFolders(settings)
+    shows_folders = require_folder_provider(provider).shows_folders
+    for _, fault in folder_faults(settings, provider):
+        if fault is not None:
+            raise fault
+    return HostFolders(settings, are_mounted=shows_folders == "mounted")
+
+
+def require_folder_provider(provider: Provider) -> FolderProvider:
+    """Return the provider if its sandboxes can show folders of the host; SettingsError if they cannot."""
     if not isinstance(provider, FolderProvider):
         raise SettingsError(
             f"folders cannot be used: the sandbox {provider.name} shows none of the host's",
             hint="Take the setting out, or set sandbox to namespace, container or gvisor",
         )
-    for _, fault in folder_faults(settings, provider):
-        if fault is not None:
-            raise fault
-    return HostFolders(settings, are_mounted=provider.shows_folders == "mounted")
+    return provider
 
 
 def folder_faults(settings: Settings, provider: Provider) -> Iterator[tuple[HostFolder, SettingsError | None]]:

@@ -103,7 +103,7 @@ class ZygoteProcess:
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.
-                await forked.has_left_parent()
+                await forked.wait_left_parent()
                 raise
             nested.admit(forked.pid)
         except BaseException:

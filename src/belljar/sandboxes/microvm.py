@@ -35,8 +35,7 @@ from typing import Any
 from belljar.errors import SandboxUnavailable
 from belljar.inside import guest_init
 from belljar.sandboxes.base import WORKSPACE, HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.defaults import HOME, SCRATCH, SandboxBase, WithoutHostUsers
-from belljar.sandboxes.namespace.bwrap_args import check_folders
+from belljar.sandboxes.defaults import HOME, SCRATCH, SandboxBase, WithoutHostUsers, check_folders
 
 _PACKAGE = "microsandbox"
 _SERVER = "MSB_SERVER_URL"

@@ -115,7 +115,9 @@ class SessionCloser:
             return True
         has_room = shutil.disk_usage(self._folder).free > kernel.memory_mb() * MEBIBYTE
         if not has_room and not self._is_short_of_room:
-            log.warning("the disk of %s has too little room: idle sessions stay awake until there is more", self._folder)
+            log.warning(
+                "the disk of %s has too little room: idle sessions stay awake until there is more", self._folder
+            )
         self._is_short_of_room = not has_room
         return has_room
 

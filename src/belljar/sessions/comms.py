@@ -42,13 +42,13 @@ class SessionComms:
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
 
-    def watch(self, watcher: CommWatcher) -> None:
+    def add_watcher(self, watcher: CommWatcher) -> None:
         """Pass messages to a front end from now on."""
         self._watchers.add(watcher)
         if self._receiving is None or self._receiving.done():
             self._receiving = self._session.queue.run_aside(self._receive_between_cells())
 
-    def unsubscribe(self, watcher: CommWatcher) -> None:
+    def remove_watcher(self, watcher: CommWatcher) -> None:
         """Pass no more messages to a front end."""
         self._watchers.discard(watcher)
 

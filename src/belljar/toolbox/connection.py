@@ -36,6 +36,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from belljar.errors import UpstreamFailed
+from belljar.settings import MEBIBYTE, Settings
 from belljar.toolbox import answers
 from belljar.toolbox.answers import SESSION_GONE, code, detail, error_message, is_on_the_way
 from belljar.toolbox.base import Ask, JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
@@ -161,11 +162,23 @@ class UpstreamLimits:
     wait_s: float = 30.0
     """How long a call or an import waits for its server to be connected."""
     silence_s: float = 300.0
-    message_bytes: int = 64 * 1024 * 1024
-    memory_bytes: int = 256 * 1024 * 1024
+    message_bytes: int = 64 * MEBIBYTE
+    memory_bytes: int = 256 * MEBIBYTE
     """Of all servers together: large answers that are not yet passed on."""
     questions: int = 20
     """The most questions (an approval, a form, an address to open) in one call."""
+
+
+def upstream_limits(settings: Settings) -> UpstreamLimits:
+    """Return the limits that the settings have for the servers of the toolbox."""
+    return UpstreamLimits(
+        start_s=settings.upstream_start_s,
+        wait_s=settings.upstream_wait_s,
+        silence_s=settings.upstream_silence_s,
+        message_bytes=settings.upstream_message_mb * MEBIBYTE,
+        memory_bytes=settings.upstream_memory_mb * MEBIBYTE,
+        questions=settings.upstream_questions,
+    )
 
 
 class SessionGone(Exception):

@@ -106,7 +106,7 @@ class _Bounded(httpx2.AsyncByteStream):
                 if size > self._limit_bytes and not self._is_events:
                     raise httpx2.StreamError(f"it answered with more than {self._limit_bytes:,} bytes")
                 if size > LARGE_BYTES and self._share is None:
-                    self._share = await self._memory.wait(self._limit_bytes)
+                    self._share = await self._memory.acquire(self._limit_bytes)
                 yield chunk
                 if self._is_events and _EVENT_END.search(chunk):
                     size = 0

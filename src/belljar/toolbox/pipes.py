@@ -96,7 +96,7 @@ class PipeReader:
         if self._lines.is_dropped:
             self._free()
         elif self._share is None:
-            self._share = self._memory.ask(self._limit_bytes, self._go_on, self._give_up)
+            self._share = self._memory.reserve(self._limit_bytes, self._go_on, self._give_up)
             if not self._share.is_granted:
                 self._pause()
 

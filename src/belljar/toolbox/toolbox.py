@@ -38,7 +38,6 @@ SEARCH_S = 5.0
 """How long after the start a search waits for connecting servers; slower ones are named in its answer."""
 SENTENCES_S = 2.0
 """How long a search waits for the model of sentences to have read all tools."""
-MEBIBYTE = 1024 * 1024
 
 _AWAY = "not reachable now"
 
@@ -274,22 +273,14 @@ async def open_toolbox(
         yield None
         return
     # Imported here, because MCP's client takes longer to import than everything that a run without servers needs.
-    from belljar.toolbox.connection import UpstreamLimits
+    from belljar.toolbox.connection import upstream_limits
     from belljar.toolbox.upstreams import open_upstreams
 
     folder = settings.data_directory / "toolbox"
     make_folder(folder)
-    limits = UpstreamLimits(
-        start_s=settings.upstream_start_s,
-        wait_s=settings.upstream_wait_s,
-        silence_s=settings.upstream_silence_s,
-        questions=settings.upstream_questions,
-        message_bytes=settings.upstream_message_mb * MEBIBYTE,
-        memory_bytes=settings.upstream_memory_mb * MEBIBYTE,
-    )
     with directory.open(Path(settings.servers_directory or folder)) as place:
         tree = Tree(place)
-        async with open_upstreams(servers, limits, folder / "eras.json") as upstreams:
+        async with open_upstreams(servers, upstream_limits(settings), folder / "eras.json") as upstreams:
             shapes = OwnedShapes(folder / "shapes", settings.only_owner)
             shapes.remove_unowned()
             toolbox = Toolbox(upstreams, shapes, tree, limit_bytes=settings.tool_result_bytes, plugins=plugins)

@@ -77,7 +77,7 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
             is_checkpoint, error = _fork_orphan()
         if not is_checkpoint:
             _python.PyOS_AfterFork_Parent()
-            fork.check(error)
+            fork.raise_fork_error(error)
             return False
         try:
             os.setsid()
@@ -130,7 +130,7 @@ def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
     numbers = random.getstate()
     first = fork.fork_process()
     if first:
-        fork.check(fork.wait_for(first))
+        fork.raise_fork_error(fork.wait_for(first))
         return False
     fork.reparent()
     fork.start_fork(has_keeper=False)

@@ -26,7 +26,7 @@ from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
 """The order of the descriptors that come with a request; a request for a checkpoint brings only the first."""
-MAX = STATUS + 1
+DESCRIPTOR_COUNT = STATUS + 1
 
 # Libraries whose threads hold locks; a fork has no such threads, so nothing would ever release those locks in it.
 _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
@@ -60,7 +60,7 @@ def fork_kernel(
     first = fork_process()
     if first:
         if is_hidden:
-            check(wait_for(first))
+            raise_fork_error(wait_for(first))
         return False
     if is_hidden:
         reparent()
@@ -142,7 +142,7 @@ def reparent() -> None:
         os._exit(0)
 
 
-def check(status: int) -> None:
+def raise_fork_error(status: int) -> None:
     """Raise the error that `reparent` exited with, if any."""
     if status:
         raise OSError(status, os.strerror(status))
@@ -155,18 +155,19 @@ def reason_of(error: OSError) -> str:
     return str(error)
 
 
-_keepers: "list[bool]" = []
-"""Whether this process has a keeper; empty where it is no fork."""
+_has_keeper = False
+"""Whether this process is a fork that has a keeper."""
 
 
 def has_keeper() -> bool:
     """Return whether this process has a keeper for a parent, which waits for it and for nothing else."""
-    return any(_keepers)
+    return _has_keeper
 
 
 def start_fork(*, has_keeper: bool) -> None:
-    """Give the fork a session id of its own, and its main thread its id."""
-    _keepers[:] = [has_keeper]
+    """Record whether the fork has a keeper, and give it a session id, and its main thread a thread id, of its own."""
+    global _has_keeper  # of this process
+    _has_keeper = has_keeper
     os.setsid()
     own_thread_id()
 
@@ -272,13 +273,6 @@ def take_streams(descriptors: list[int]) -> socket.socket:
         os.dup2(reading, 0)
         os.close(reading)
     return socket.socket(fileno=descriptors[SOCKET])
-
-
-def own_proc_entry() -> None:
-    """Call `setns.own_proc_entry`; the module is imported only where it is needed."""
-    from .setns import own_proc_entry
-
-    own_proc_entry()
 
 
 def open_silent_pipe() -> int:

@@ -234,7 +234,9 @@ class Runner(HostLink):
             sock = fork.take_streams(descriptors)
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
-            fork.own_proc_entry()
+            from . import setns  # only here, because a kernel that is no fork does not need it
+
+            setns.own_proc_entry()
         # Close it now, because the old socket object closes its descriptor when it is collected, and another file may
         # have that number by then.
         self.channel.close()

@@ -63,7 +63,7 @@ class ZygoteRunner:
             except EOFError:
                 return
             received = channel.take_descriptors(message["descriptors"])
-            descriptors, (holder, *groups) = received[: fork.MAX], received[fork.MAX :]
+            descriptors, (holder, *groups) = received[: fork.DESCRIPTOR_COUNT], received[fork.DESCRIPTOR_COUNT :]
             enter = partial(fork.enter_sandbox, message["entry"], holder, groups)
             try:
                 self._use_threads(message["threads"])

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BelljarError
 from belljar.kernels.azure.credentials import Credential, open_credential
-from belljar.kernels.azure.data_plane import NEW, OLD
+from belljar.kernels.azure.data_plane import NEWER_VERSIONS, OLDER_VERSIONS
 from belljar.kernels.azure.transport import PoolAnswer, PoolTransport, Unanswered, refused
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import Settings
@@ -39,7 +39,9 @@ async def _reach(endpoint: str) -> str | None:
     """Return why the endpoint cannot be reached; None if it answers anything at all."""
     transport = PoolTransport(endpoint, _Nobody(), answer_s=ANSWER_S)
     try:
-        await transport.send("GET", "/session", params={"api-version": NEW[0], "identifier": "belljar-doctor"})
+        await transport.send(
+            "GET", "/session", params={"api-version": NEWER_VERSIONS[0], "identifier": "belljar-doctor"}
+        )
     except Unanswered as failure:
         return failure.reason
     except BelljarError as error:
@@ -53,10 +55,10 @@ async def _check_role(endpoint: str, credential: Credential) -> HostCheck:
     transport = PoolTransport(endpoint, credential, answer_s=ANSWER_S)
     try:
         answer = PoolAnswer(0, {})
-        for version in (*NEW, *OLD):
+        for version in (*NEWER_VERSIONS, *OLDER_VERSIONS):
             params = {"api-version": version, "identifier": f"belljar-doctor-{secrets.token_hex(8)}"}
             # The older versions have no such route; what they say of the caller comes before that.
-            answer = await transport.send_patiently("GET", "/session", params=params, patience_s=ANSWER_S)
+            answer = await transport.send_with_retries("GET", "/session", params=params, retry_for_s=ANSWER_S)
             if answer.status != 400:
                 break
     except BelljarError as error:

@@ -18,8 +18,10 @@ from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationErr
 from belljar.errors import PoolUnavailable
 from belljar.kernels.azure.transport import Backoff, PoolAnswer, PoolTransport, Unanswered, refused, unreachable
 
-NEW = ("2025-10-02-preview", "2025-02-02-preview", "2024-10-02-preview")
-OLD = ("2024-08-02-preview", "2024-02-02-preview")
+NEWER_VERSIONS = ("2025-10-02-preview", "2025-02-02-preview", "2024-10-02-preview")
+"""The versions of the pool's API that can run a cell asynchronously, newest first."""
+OLDER_VERSIONS = ("2024-08-02-preview", "2024-02-02-preview")
+"""Those that run cells synchronously only, newest first."""
 # Azure stops every cell after this time, and refuses to be asked for more.
 _AZURE_LONGEST_S = 220
 _LONGEST_S = 86_400
@@ -105,30 +107,30 @@ class PoolSession:
         self._transport = transport
         self._identifier = f"belljar-{secrets.token_hex(16)}"
         self._mark = secrets.token_hex(8)
-        self._version = NEW[0]
+        self._version = NEWER_VERSIONS[0]
         self._is_azure = (urlsplit(transport.endpoint).hostname or "").endswith(".dynamicsessions.io")
 
     @property
     def is_old(self) -> bool:
         """Return whether the pool knows the older versions only, which run cells synchronously."""
-        return self._version in OLD
+        return self._version in OLDER_VERSIONS
 
     @property
-    def knows_repetitions(self) -> bool:
+    def deduplicates_cells(self) -> bool:
         """Return whether a cell that comes twice under one `operation-id` runs once. belljar promises it, Azure not."""
         return not self._is_azure and not self.is_old
 
     # The session
 
-    async def open(self, patience_s: float) -> None:
+    async def open(self, retry_for_s: float) -> None:
         """Have the pool allocate the session, in the newest version that it knows."""
         code = _SET_UP.format(mark=self._mark)
         answer = PoolAnswer(404, {})
-        for version in (*NEW, *OLD):
+        for version in (*NEWER_VERSIONS, *OLDER_VERSIONS):
             self._version = version
             # Doing this twice does no harm, so it may be tried until it works.
-            answer = await self._transport.send_patiently(
-                "POST", self._execute_route, params=self._params(), body=self._body(code, 60), patience_s=patience_s
+            answer = await self._transport.send_with_retries(
+                "POST", self._execute_route, params=self._params(), body=self._body(code, 60), retry_for_s=retry_for_s
             )
             if not _is_other_version(answer):
                 break
@@ -138,8 +140,8 @@ class PoolSession:
     async def identity(self) -> str:
         """Return what tells this session from a later one under the same identifier; empty where there is none."""
         if self.is_old:
-            return await self._plant_mark()
-        answer = await self._transport.send_patiently("GET", "/session", params=self._params())
+            return await self._read_mark()
+        answer = await self._transport.send_with_retries("GET", "/session", params=self._params())
         if answer.status == 404:
             return ""
         match answer.content() if answer.is_ok else None:
@@ -149,22 +151,23 @@ class PoolSession:
             case _:
                 raise refused(answer)
 
-    async def _plant_mark(self) -> str:
-        answer = await self._transport.send_patiently(
+    async def _read_mark(self) -> str:
+        """Return the mark that `open` left in the session, if it is still there; empty if it is not."""
+        answer = await self._transport.send_with_retries(
             "POST", self._execute_route, params=self._params(), body=self._body(_MARK, 60)
         )
         if not answer.is_ok:
             raise refused(answer)
-        found = _read_execution(answer)
+        found = read_execution(answer)
         text = found.output.result if found.output is not None else ""
         return self._mark if isinstance(text, str) and text.strip("'\"") == self._mark else ""
 
-    async def delete(self, patience_s: float) -> None:
+    async def delete(self, retry_for_s: float) -> None:
         """End the session and whatever runs in it."""
         if self.is_old:
             raise PoolUnavailable("this version of the pool cannot end a session before its time")
-        answer = await self._transport.send_patiently(
-            "DELETE", "/session", params=self._params(), patience_s=patience_s
+        answer = await self._transport.send_with_retries(
+            "DELETE", "/session", params=self._params(), retry_for_s=retry_for_s
         )
         if not answer.is_ok and answer.status != 404:
             raise refused(answer)
@@ -185,9 +188,9 @@ class PoolSession:
             headers={"operation-id": operation_id},
         )
 
-    async def execution(self, operation_id: str, patience_s: float) -> PoolExecution | None:
+    async def execution(self, operation_id: str, retry_for_s: float) -> PoolExecution | None:
         """Return an execution; None where the pool does not know it."""
-        backoff = Backoff(patience_s)
+        backoff = Backoff(retry_for_s)
         while True:
             least_s = 0.0
             try:
@@ -199,8 +202,8 @@ class PoolSession:
                 if answer.status == 404:
                     return None
                 if answer.is_ok:
-                    return _read_execution(answer)
-                if not answer.is_passing or backoff.is_over():
+                    return read_execution(answer)
+                if not answer.is_transient or backoff.is_over():
                     raise refused(answer)
                 least_s = answer.retry_after_s
             await backoff.pause(least_s)
@@ -213,7 +216,7 @@ class PoolSession:
             return {"properties": {**kinds, "code": code, "timeoutInSeconds": seconds}}
         kind = "Asynchronous" if is_asynchronous else "Synchronous"
         body = {"codeInputType": "Inline", "executionType": kind, "code": code, "timeoutInSeconds": seconds}
-        return {**body, "outputStreamsMaxLength": MAX_STREAM_CHARS} if self._version == NEW[0] else body
+        return {**body, "outputStreamsMaxLength": MAX_STREAM_CHARS} if self._version == NEWER_VERSIONS[0] else body
 
     def _params(self, **more: str) -> dict[str, str]:
         return {"api-version": self._version, "identifier": self._identifier, **more}
@@ -223,7 +226,7 @@ class PoolSession:
     async def files(self) -> list[RemoteFile]:
         """Return all files below `/mnt/data`; raises where there are too many to be kept alike."""
         if self.is_old:
-            answer = await self._good("GET", "/files", params=self._params())
+            answer = await self._send_checked("GET", "/files", params=self._params())
             entries = [_properties(entry) for entry in _values(answer)]
             return [
                 RemoteFile(_relative(file.name, ""), file.size, file.modified)
@@ -252,7 +255,7 @@ class PoolSession:
         params = self._params(recursive="true", **({"path": folder} if folder else {}))
         route, entries = "/files", list[_NewFile]()
         for _ in range(_MAX_PAGES):
-            answer = await self._good("GET", route, params=params)
+            answer = await self._send_checked("GET", route, params=params)
             entries += [file for file in (_parse(_NewFile, entry) for entry in _values(answer)) if file is not None]
             match answer.content():
                 case {"nextLink": str(link)} if link and len(entries) <= MAX_FILES:
@@ -265,18 +268,19 @@ class PoolSession:
         """Write a file of the session, in place of one that has its name; return it as the pool tells of it."""
         folder, _, last = name.rpartition("/")
         if self.is_old:
-            answer = await self._good("POST", "/files/upload", params=self._params(), upload=(name, file))
+            answer = await self._send_checked("POST", "/files/upload", params=self._params(), upload=(name, file))
             old = _parse(_OldFile, _properties(next(iter(_values(answer)), None)))
             return RemoteFile(name, old.size, old.modified) if old else None
         params = self._params(**({"path": folder} if folder else {}))
-        new = _parse(_NewFile, (await self._good("POST", "/files", params=params, upload=(last, file))).content())
+        answer = await self._send_checked("POST", "/files", params=params, upload=(last, file))
+        new = _parse(_NewFile, answer.content())
         return RemoteFile(name, new.size, new.modified) if new else None
 
     async def download(self, name: str, into: BinaryIO, most_bytes: int) -> bool:
         """Read a file of the session; return False where it is gone."""
         route, params = self._file_route(name)
         route = f"/files/content/{quote(name, safe='')}" if self.is_old else f"{route}/content"
-        answer = await self._transport.send_patiently("GET", route, params=params, into=into, most_bytes=most_bytes)
+        answer = await self._transport.send_with_retries("GET", route, params=params, into=into, most_bytes=most_bytes)
         if not answer.is_ok and answer.status != 404:
             raise refused(answer)
         return answer.is_ok
@@ -284,7 +288,7 @@ class PoolSession:
     async def delete_file(self, name: str) -> None:
         """Delete a file of the session, if it is there."""
         route, params = self._file_route(name)
-        answer = await self._transport.send_patiently("DELETE", route, params=params)
+        answer = await self._transport.send_with_retries("DELETE", route, params=params)
         if not answer.is_ok and answer.status != 404:
             raise refused(answer)
 
@@ -294,8 +298,9 @@ class PoolSession:
         folder, _, last = name.rpartition("/")
         return f"/files/{quote(last, safe='')}", self._params(**({"path": folder} if folder else {}))
 
-    async def _good(self, method: str, route: str, **chosen: Any) -> PoolAnswer:
-        answer = await self._transport.send_patiently(method, route, **chosen)
+    async def _send_checked(self, method: str, route: str, **chosen: Any) -> PoolAnswer:
+        """Send a request with retries, and raise unless it was taken."""
+        answer = await self._transport.send_with_retries(method, route, **chosen)
         if not answer.is_ok:
             raise refused(answer)
         return answer
@@ -309,7 +314,7 @@ def _is_other_version(answer: PoolAnswer) -> bool:
     return answer.status == 405 or (answer.status == 404 and not answer.code)
 
 
-def _read_execution(answer: PoolAnswer) -> PoolExecution:
+def read_execution(answer: PoolAnswer) -> PoolExecution:
     """Return the execution that an answer holds, of either shape."""
     match answer.content():
         case {"properties": {"status": str(status), **fields}}:
@@ -322,11 +327,6 @@ def _read_execution(answer: PoolAnswer) -> PoolExecution:
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise PoolUnavailable(f"the Azure pool answered in a form that is not its own: {place or 'body'}") from None
-
-
-def execution_of(answer: PoolAnswer) -> PoolExecution:
-    """Return the execution that the answer to `submit` holds."""
-    return _read_execution(answer)
 
 
 def _values(answer: PoolAnswer) -> list[Any]:

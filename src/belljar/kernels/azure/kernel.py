@@ -19,7 +19,7 @@ from typing import TypeVar
 from belljar.errors import BelljarError, KernelDied, KernelStartFailed, PoolUnavailable
 from belljar.files.workspace import Workspace
 from belljar.kernels.azure.credentials import open_credential
-from belljar.kernels.azure.data_plane import PoolExecution, PoolSession, execution_of
+from belljar.kernels.azure.data_plane import PoolExecution, PoolSession, read_execution
 from belljar.kernels.azure.mirror import FolderMirror
 from belljar.kernels.azure.results import output_events
 from belljar.kernels.azure.transport import Backoff, PoolTransport, Unanswered, refused
@@ -150,9 +150,9 @@ class AzureKernel:
             try:
                 answer = await self._session.submit(operation_id, code, self._timeout_s)
                 if answer.is_ok:
-                    sent = execution_of(answer)
+                    sent = read_execution(answer)
                     return sent if sent.is_over else await self._follow(operation_id)
-                if not answer.is_passing:
+                if not answer.is_transient:
                     raise refused(answer)
                 # Gateways answer with these two when they lost the way to the session, which may have the request.
                 is_on_its_way = answer.status in (502, 504)
@@ -171,7 +171,7 @@ class AzureKernel:
                 return None
             if found is not None:
                 return found if found.is_over else await self._follow(operation_id)
-            if is_on_its_way and not self._session.knows_repetitions:
+            if is_on_its_way and not self._session.deduplicates_cells:
                 return None
             await self._pause_or_raise(backoff, failure, least_s)
 

@@ -50,7 +50,7 @@ class PoolAnswer:
         return 200 <= self.status < 300
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether the same request may be answered otherwise in a moment."""
         return self.status in (408, 425, 429) or self.status >= 500
 
@@ -88,11 +88,11 @@ class PoolAnswer:
 
 
 class Backoff:
-    """Pauses that grow, with some chance in them, until the patience is at an end."""
+    """Pauses that grow, with some chance in them, until the time for retries is over."""
 
-    def __init__(self, patience_s: float = TIMEOUT_S) -> None:
+    def __init__(self, retry_for_s: float = TIMEOUT_S) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + patience_s
+        self._deadline = self._loop.time() + retry_for_s
         self._pause_s = FIRST_PAUSE_S
 
     def is_over(self) -> bool:
@@ -144,16 +144,16 @@ class PoolTransport:
             answer = await self._send(method, path, params, body, upload, headers, into, most_bytes)
         return answer
 
-    async def send_patiently(
-        self, method: str, path: str, *, patience_s: float = TIMEOUT_S, **chosen: Any
+    async def send_with_retries(
+        self, method: str, path: str, *, retry_for_s: float = TIMEOUT_S, **chosen: Any
     ) -> PoolAnswer:
         """Send a request that does no harm when it is done twice, until it has an answer that would not change."""
-        backoff = Backoff(patience_s)
+        backoff = Backoff(retry_for_s)
         while True:
             least_s = 0.0
             try:
                 answer = await self.send(method, path, **chosen)
-                if not answer.is_passing or backoff.is_over():
+                if not answer.is_transient or backoff.is_over():
                     return answer
                 least_s = answer.retry_after_s
             except Unanswered as failure:

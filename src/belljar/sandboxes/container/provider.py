@@ -26,9 +26,10 @@ from belljar.sandboxes.base import HostCheck, Identity, Limits, Sandbox, Sandbox
 from belljar.sandboxes.cgroup_discovery import ControlGroups
 from belljar.sandboxes.container.engines import ContainerEngine, find_engines
 from belljar.sandboxes.container.sandbox import ContainerSandbox, sweep
+from belljar.sandboxes.defaults import check_folders
 from belljar.sandboxes.host_users import HostUsers, find_host_users, hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.bwrap_args import check_folders, open_content
+from belljar.sandboxes.namespace.bwrap_args import open_content
 from belljar.sandboxes.seccomp import load_filter
 
 _TRIAL_TIMEOUT_S = 30

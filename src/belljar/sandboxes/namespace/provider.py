@@ -20,10 +20,11 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxSpec
 from belljar.sandboxes.child import StartChild, start_own_child
+from belljar.sandboxes.defaults import check_folders
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace.bwrap_args import check_folders, find_bubblewrap, real_path, trees_of, user_map_of
+from belljar.sandboxes.namespace.bwrap_args import find_bubblewrap, real_path, trees_of, user_map_of
 from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_nested
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening

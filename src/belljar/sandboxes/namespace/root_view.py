@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.namespace.bwrap_args import SYSTEM, is_within
+from belljar.sandboxes.defaults import is_within
+from belljar.sandboxes.namespace.bwrap_args import SYSTEM
 
 _CLONE_NEWNS = 0x00020000
 _MNT_DETACH = 2

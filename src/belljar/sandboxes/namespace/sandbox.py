@@ -79,12 +79,12 @@ class NamespaceSandbox(SandboxBase):
             resources.callback(mapper.close)
             with contextlib.ExitStack() as stack:
                 bwrap = self._bwrap_command(launch, command, environment, pass_fds, stack)
-                bwrap = bwrap.after(mapper.words(stack))
+                bwrap = bwrap.after(mapper.arguments(stack))
                 process = await self._start(launch, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 # The command line names descriptors of the resources. If this is cancelled, they stay open until they
                 # have been used, because other descriptors, of another sandbox's namespaces, may get their numbers.
-                resources.push_async_callback(process.has_entered)
+                resources.push_async_callback(process.wait_for_first_process)
             if process not in self._processes:
                 # The sandbox was closed while this process started, and that did not kill it.
                 await process.kill_all()
@@ -161,7 +161,7 @@ class NamespaceSandbox(SandboxBase):
         return process
 
     async def _let_in(self, process: NamespaceProcess, launch: BwrapLaunch, mapper: UserMapWriter) -> None:
-        if not await process.has_entered():
+        if not await process.wait_for_first_process():
             await self._raise_start_failure(process)
         await mapper.map(process.first_pid)
         # Nothing runs inside until its limits hold.
@@ -215,7 +215,7 @@ class NamespaceSandbox(SandboxBase):
             for process in [process for process in self._processes if process.is_there()]:
                 # Forks of the command that are not the command itself are relays; none of them is a session's code.
                 forks_of = () if is_last else process.command
-                spared = SparedProcesses([*spare, await process.has_started()], makers, forks_of)
+                spared = SparedProcesses([*spare, await process.wait_for_command()], makers, forks_of)
                 with self._enforcement.without_forks():
                     await asyncio.to_thread(kill_all_except, process.first_pid, spared)
 

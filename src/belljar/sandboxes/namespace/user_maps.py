@@ -13,14 +13,17 @@ from belljar.sandboxes.namespace.trial import BwrapCommand
 
 
 class UserMapWriter:
-    """Writes the maps of a new user namespace while bubblewrap waits; first, its first process must be known."""
+    """Writes the maps of a new user namespace while bubblewrap waits.
+
+    Call `map` once bubblewrap has reported its first process.
+    """
 
     def __init__(self, maps: str, helper: "UserMapHelper | None") -> None:
         self._maps = maps
         self._helper = helper
         self._gate: int | None = None
 
-    def words(self, stack: ExitStack) -> BwrapCommand:
+    def arguments(self, stack: ExitStack) -> BwrapCommand:
         """Return the arguments that make bubblewrap wait, if it has to."""
         if not self._maps:
             return BwrapCommand([], [])
@@ -51,7 +54,7 @@ class UserMapWriter:
             os.close(self._gate)
 
 
-# It answers with the pid, so that an answer for which nobody waits any more is told from the next.
+# The helper echoes the pid, so that `write` can skip answers to requests that were cancelled.
 _WRITE_MAPS = (
     "echo ready; while read -r pid maps; do "
     '{ printf "$maps" > "/proc/$pid/uid_map" && printf "$maps" > "/proc/$pid/gid_map"; } 2> /dev/null; '
@@ -97,7 +100,7 @@ class UserMapHelper:
             with contextlib.suppress(RuntimeError, OSError):
                 self.close()
 
-    async def has_entered(self) -> None:
+    async def wait_entered(self) -> None:
         """Wait until it is in its namespace, and needs none of the descriptors by which it got there."""
         await self._answer()
 
@@ -140,7 +143,7 @@ async def open_map_helper(entering: Sequence[str]) -> UserMapHelper:
     """Start a helper; `entering` is the command that enters the user namespace, and may name descriptors of ours."""
     helper = UserMapHelper(entering)
     try:
-        await helper.has_entered()
+        await helper.wait_entered()
     except BaseException:
         helper.close()
         raise

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .connection import own
+from .connection import host_connection
 
 TREE = "servers"
 
@@ -35,4 +35,4 @@ def _unload_outdated(*_: Any) -> None:
 
 
 def _close_connection(*_: Any) -> None:
-    own().close_if_idle()
+    host_connection().close_if_idle()

@@ -41,7 +41,7 @@ class HostConnection:
         self._pending: dict[int, Waiter | LoopWaiter] = {}
         self._reader = 0
         """The id of the thread that reads now; 0 when none does."""
-        self._wire: HostSocket | None = None
+        self._socket: HostSocket | None = None
 
     def ask(self, message: dict[str, Any]) -> Answer:
         """Send a request and wait for the host's answer. An interrupt while waiting cancels the request."""
@@ -64,13 +64,13 @@ class HostConnection:
         waiter = LoopWaiter()
         number = next(self._numbers)
         try:
-            wire = self._send(number, message, waiter)
+            host_socket = self._send(number, message, waiter)
             with self._lock:
-                wire.watch(self._on_readable)
+                host_socket.watch(self._on_readable)
             try:
                 return await waiter.future
             finally:
-                wire.unwatch()
+                host_socket.unwatch()
         except BaseException:
             self._stop_reading()
             self._cancel(number)
@@ -93,47 +93,47 @@ class HostConnection:
             )
         for is_last in (False, True):
             with self._lock:
-                wire = self._wire or self._open()
+                host_socket = self._socket or self._open()
                 self._pending[number] = waiter
             try:
-                self._write(wire, line)
+                self._write(host_socket, line)
             except OSError as error:
                 with self._lock:
                     self._pending.pop(number, None)
                 if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-                    self._read_to_the_end(wire)
-                self._fail(wire, GONE)
+                    self._read_to_the_end(host_socket)
+                self._fail(host_socket, GONE)
                 if is_last:
                     raise ToolError(f"the host does not answer: {error}") from None
             else:
-                return wire
+                return host_socket
         raise AssertionError("the last attempt returns or raises")
 
-    def _write(self, wire: HostSocket, line: bytes) -> None:
+    def _write(self, host_socket: HostSocket, line: bytes) -> None:
         left = memoryview(line)
         try:
             with self._sending:
                 while left:
                     try:
-                        left = left[wire.sock.send(left, socket.MSG_DONTWAIT) :]
+                        left = left[host_socket.sock.send(left, socket.MSG_DONTWAIT) :]
                     except BlockingIOError:
-                        self._read_while_full(wire)
+                        self._read_while_full(host_socket)
         except OSError:
             raise
         except BaseException:
             # Half a line may have been sent, and the host could not understand anything after it.
-            self._fail(wire, "the connection was interrupted")
+            self._fail(host_socket, "the connection was interrupted")
             raise
 
-    def _read_while_full(self, wire: HostSocket) -> None:
+    def _read_while_full(self, host_socket: HostSocket) -> None:
         """Read answers while the socket is full, because the host takes no more until they are read.
 
         Nobody else reads them if no other thread waits for an answer.
         """
         poll = select.poll()
-        poll.register(wire.sock, select.POLLIN | select.POLLOUT)
+        poll.register(host_socket.sock, select.POLLIN | select.POLLOUT)
         if any(events & select.POLLIN for _, events in poll.poll(_FULL_MS)):
-            self._on_readable(wire)
+            self._on_readable(host_socket)
 
     def _open(self) -> HostSocket:
         path = os.environ.get(VARIABLE, "")
@@ -145,20 +145,20 @@ class HostConnection:
         except OSError as error:
             sock.close()
             raise ToolError(f"the host does not answer: {error.strerror}") from None
-        self._wire = HostSocket(sock)
-        return self._wire
+        self._socket = HostSocket(sock)
+        return self._socket
 
     def _cancel(self, number: int) -> None:
         with self._lock:
             is_pending = self._pending.pop(number, None) is not None
-            wire = self._wire
-        if is_pending and wire is not None:
+            host_socket = self._socket
+        if is_pending and host_socket is not None:
             with contextlib.suppress(OSError):
-                self._write(wire, json.dumps({"id": number, "op": "cancel"}).encode() + b"\n")
+                self._write(host_socket, json.dumps({"id": number, "op": "cancel"}).encode() + b"\n")
 
     # Reading
 
-    def _wait(self, wire: HostSocket, waiter: Waiter) -> None:
+    def _wait(self, host_socket: HostSocket, waiter: Waiter) -> None:
         """Read for all waiters, or sleep while another thread reads, until this waiter has its answer."""
         __tracebackhide__ = True
         while not waiter.is_done:
@@ -167,17 +167,17 @@ class HostConnection:
             elif waiter.is_done:
                 self._stop_reading()
             else:
-                self._read(wire)
+                self._read(host_socket)
 
-    def _on_readable(self, wire: HostSocket) -> None:
+    def _on_readable(self, host_socket: HostSocket) -> None:
         """Read what has arrived, unless another thread reads."""
         if self._may_read():
-            self._read(wire, socket.MSG_DONTWAIT)
+            self._read(host_socket, socket.MSG_DONTWAIT)
 
-    def _read_to_the_end(self, wire: HostSocket) -> None:
+    def _read_to_the_end(self, host_socket: HostSocket) -> None:
         """Deliver what the host sent before it closed the connection, unless another thread does."""
-        while wire is self._wire and self._may_read():
-            self._read(wire, socket.MSG_DONTWAIT)
+        while host_socket is self._socket and self._may_read():
+            self._read(host_socket, socket.MSG_DONTWAIT)
 
     def _may_read(self) -> bool:
         own = threading.get_ident()
@@ -199,22 +199,22 @@ class HostConnection:
                 waiter.wake()
                 return
 
-    def _read(self, wire: HostSocket, flags: int = 0) -> None:
+    def _read(self, host_socket: HostSocket, flags: int = 0) -> None:
         __tracebackhide__ = True
         try:
-            for answer in wire.read(flags):
+            for answer in host_socket.read(flags):
                 self._deliver(answer)
         except BlockingIOError:
             pass
         except OSError:
-            self._fail(wire, LEFT_UNREAD if wire.has_part else GONE)
+            self._fail(host_socket, LEFT_UNREAD if host_socket.has_part else GONE)
         except ValueError:
-            self._fail(wire, GONE)
+            self._fail(host_socket, GONE)
         except RecursionError:
-            self._fail(wire, "a result is nested too deeply to be read")
+            self._fail(host_socket, "a result is nested too deeply to be read")
         except BaseException:
             # Bytes that were read may be lost with the interrupt.
-            self._fail(wire, "the connection was interrupted")
+            self._fail(host_socket, "the connection was interrupted")
             raise
         finally:
             self._stop_reading()
@@ -227,9 +227,9 @@ class HostConnection:
             # Remove it only now: if an interrupt comes before `resolve`, `_fail` still finds and resolves the waiter.
             self._pending.pop(number, None)
 
-    def _fail(self, wire: HostSocket, reason: str) -> None:
+    def _fail(self, host_socket: HostSocket, reason: str) -> None:
         with self._lock:
-            if wire is not self._wire:
+            if host_socket is not self._socket:
                 return
             self._close()
             pending, self._pending = self._pending, {}
@@ -237,17 +237,17 @@ class HostConnection:
             waiter.resolve({}, ToolError(reason))
 
     def _close(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.shut()
+        host_socket, self._socket = self._socket, None
+        if host_socket is not None:
+            host_socket.shut()
 
     def abandon(self) -> None:
         """Drop everything in a forked child. The socket belongs to the parent, and so do the answers.
 
         Coroutines that wait for one get an error.
         """
-        if self._wire is not None:
-            self._wire.sock.close()
+        if self._socket is not None:
+            self._socket.sock.close()
         for waiter in self._pending.values():
             if isinstance(waiter, LoopWaiter):
                 with contextlib.suppress(RuntimeError):
@@ -267,18 +267,18 @@ def _connect(sock: socket.socket, path: str) -> None:
         os.close(descriptor)
 
 
-_own = HostConnection()
+_connection = HostConnection()
 
 
-def own() -> HostConnection:
+def host_connection() -> HostConnection:
     """Return the connection of this process."""
-    return _own
+    return _connection
 
 
 def _renew() -> None:
-    global _own  # one connection for each process
-    _own.abandon()
-    _own = HostConnection()
+    global _connection  # one connection for each process
+    _connection.abandon()
+    _connection = HostConnection()
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .connection import own
+from .connection import host_connection
 from .errors import ToolMissing, error_from, suggestion
 from .tools import Tool, thread_imports
 
@@ -24,7 +24,7 @@ def connect(server: str, name: str) -> None:
     __tracebackhide__ = True
     if not thread_imports.waits:
         raise ToolMissing(f"the server {server!r} is still connecting")
-    answer = own().ask({"op": "join", "server": server})
+    answer = host_connection().ask({"op": "join", "server": server})
     if answer.get("outcome") != "joined":
         error = error_from(answer)
         raise ToolMissing(error.message.replace("the server ", f"the server {server!r} ", 1))

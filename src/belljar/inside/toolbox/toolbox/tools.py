@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .connection import own
+from .connection import host_connection
 from .errors import ArgumentError, error_from
 from .results import value_from
 
@@ -59,7 +59,7 @@ class Tool:
         __tracebackhide__ = True
         request = _request(self, self._arguments(args, kwargs))
         try:
-            answer = await own().ask_in_loop(request)
+            answer = await host_connection().ask_in_loop(request)
         except (TypeError, ValueError) as error:
             raise _not_json(self, error) from None
         return value_from(answer)
@@ -164,7 +164,7 @@ class Found(list):  # pyright: ignore[reportMissingTypeArgument]  # Python 3.9 h
 def search(query: str, *, detail: str = "signatures", limit: int = 5, server: str = "") -> Found:
     """Find tools for a purpose, best first; detail is `names`, `signatures` or `source`."""
     __tracebackhide__ = True
-    answer = own().ask({"op": "search", "query": query, "detail": detail, "limit": limit, "server": server})
+    answer = host_connection().ask({"op": "search", "query": query, "detail": detail, "limit": limit, "server": server})
     if answer.get("outcome") != "found":
         raise error_from(answer)
     found = Found(answer["tools"])
@@ -200,7 +200,7 @@ def _request(called: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 def _ask(called: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     __tracebackhide__ = True
     try:
-        return own().ask(_request(called, arguments))
+        return host_connection().ask(_request(called, arguments))
     except (TypeError, ValueError) as error:
         raise _not_json(called, error) from None
 
