@@ -1,13 +1,17 @@
 """What environments lack to run sessions is brought along beside them."""
 
+import os
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from belljar.environments import ipython_support, open_environment
 from belljar.errors import EnvironmentBroken
+from belljar.files.private import shown_mode
 from belljar.settings import Settings
 from local_index import LocalIndex, add_support
 from shared_environment import settings_with
@@ -126,3 +130,20 @@ async def test_an_environment_of_the_servers_kind_gets_the_servers_ipython_witho
     assert not (environment.support / "pytest").exists(), "only what it needs"
     assert list(site_packages(venv).iterdir()) == []
     assert (tmp_path / "cache").exists() is False, "uv was not asked"
+
+
+async def test_sessions_of_other_users_can_read_it_whatever_the_umask_is(
+    venv: Path, settings: Settings, umask_077: None
+) -> None:
+    environment = await open_environment(settings)
+
+    assert environment.support is not None
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (environment.support, *environment.support.rglob("*"))}
+    assert modes == {shown_mode(is_folder=True), shown_mode(is_folder=False)}
+
+
+@pytest.fixture
+def umask_077() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)

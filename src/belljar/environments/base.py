@@ -128,6 +128,8 @@ def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
             text=True,
             errors="replace",
             start_new_session=True,
+            # Users of sessions read the bytecode that it caches.
+            umask=0o022 if os.geteuid() == 0 else -1,
         )
     except OSError as error:
         raise EnvironmentBroken(f"{command[0]} does not run: {error.strerror}") from error

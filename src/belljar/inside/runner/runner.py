@@ -42,8 +42,6 @@ _MAX_FAILURES = 10
 """How often in a row no request is served before the runner ends."""
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
-_OOM_SCORE = "500"
-"""The same as in `set_expendable` of the host: checkpoints have 1000, the server 0."""
 
 
 class Runner(HostLink):
@@ -480,15 +478,8 @@ def _cpu_s() -> float:
     )
 
 
-def rank_for_oom_killer() -> None:
-    """Let Linux kill this process and its forks before the server when memory runs out; a session can be made again."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-
-
 def main(descriptor: str) -> None:
     """Start without a zygote: build the shell, attach to the inherited socket, serve."""
-    rank_for_oom_killer()
     runner = Runner()
     runner.prepare()
     runner.attach(Channel(socket.socket(fileno=int(descriptor))))

@@ -26,7 +26,7 @@ from typing import Any
 from . import compaction, fork, huge_pages, immortal, setns, vfork
 from .channel import Channel
 from .pristine import no_traces
-from .runner import Runner, rank_for_oom_killer
+from .runner import Runner
 
 _UNFIT = "BELLJAR_UNFIT"
 """The environment variable with the modules that a restart leaves out, and why, as JSON."""
@@ -150,7 +150,6 @@ def main(descriptor: str, *modules: str) -> None:
     if not unfit and os.fork():
         os.closerange(0, os.sysconf("SC_OPEN_MAX"))
         os.execvp("sleep", ["sleep", "infinity"])
-    rank_for_oom_killer()
     try:
         zygote = ZygoteRunner([module for module in modules if module not in unfit])
     except Unfit as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
-from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace
+from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
 from belljar.sandboxes.namespace.bwrap_args import minimal_root
 from belljar.sandboxes.namespace.namespaces import (
     BwrapLaunch,
@@ -149,6 +149,7 @@ class NamespaceSandbox(SandboxBase):
             stderr=streams[1],
             pass_fds=[*pass_fds, info_end, gate_end, *launch.descriptors, *bwrap.descriptors],
         )
+        rank_for_oom_killer(child.pid)
         process = NamespaceProcess(child, hops=launch.hops, reaper=self._tools.reaper)
         process.listen(os.dup(info), os.dup(gate))
         if not self._is_closed:
