@@ -314,7 +314,8 @@ def usable(path: Path) -> Generator[None]:
     except sqlite3.Error as error:
         raise SettingsError(
             f"Journal {path} cannot be used: {error}",
-            hint="Move a damaged file away, end the process that locks it, or choose another data_directory",
+            hint="Make room on its disk, move a damaged file away, end the process that locks it, or choose another "
+            "data_directory",
         ) from error
 
 
