@@ -251,10 +251,12 @@ class Workflows:
     async def _let_go(self, run: LiveRun) -> None:
         """Free what a run holds while it waits for a person: its sessions sleep, and no server drives it."""
         ids = {run.record.session_id, *(row.session_id for rows in run.log.values() for row in rows)}
+        closer = self._sessions.closer
         for session in self._sessions.of(run.record.principal):
-            if session.id in ids and session.is_idle and self._settings.hibernate:
+            is_ours = session.id in ids and session.is_idle and self._settings.hibernate
+            if is_ours and closer.has_room_for(session):
                 # A run that asks before its first cell has a session that has run nothing.
-                await self._sessions.closer.retire(session, f"its run {run.id} waits for a person", is_expected=True)
+                await closer.retire(session, f"its run {run.id} waits for a person", is_expected=True)
         self._records.release(run.id)
 
     # Answers
