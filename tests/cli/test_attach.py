@@ -220,11 +220,14 @@ class Screen:
 
     async def until(self, pattern: str) -> str:
         """Read until the pattern is there; return what it found, and forget what came up to it."""
-        async with asyncio.timeout(DEADLINE_S):
-            while (found := re.search(pattern, self.text)) is None:
-                self.text += (await asyncio.to_thread(os.read, self._descriptor, 65_536)).decode(errors="replace")
-                # What only moves the cursor or sets colours.
-                self.text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while (found := re.search(pattern, self.text)) is None:
+                    self.text += (await asyncio.to_thread(os.read, self._descriptor, 65_536)).decode(errors="replace")
+                    # What only moves the cursor or sets colours.
+                    self.text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text)
+        except TimeoutError:
+            raise AssertionError(f"{pattern} did not come, only {self.text!r}") from None
         self.text = self.text[found.end() :]
         return found[0]
 
