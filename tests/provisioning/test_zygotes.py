@@ -33,6 +33,7 @@ MODULES = {
     "floods": "print('x' * 5_000_000)",
     "changes": "import os, random; random.seed(1); os.chdir('/tmp'); os.environ['LEFT'] = 'behind'",
     "hangs": "import threading; threading.Event().wait()",
+    "may_hang": "import os, threading; os.path.exists(__file__ + '.hangs') and threading.Event().wait()",
     "dies": "import os; os._exit(7)",
     "crashes": "import ctypes; ctypes.string_at(0)",
 }
@@ -182,6 +183,28 @@ async def test_a_worn_out_zygote_goes_on_until_its_successor_is_warm(
                 assert await value(after, IS_FORKED) == "True"
                 seeds = [await value(kernel, "hash('seed')") for kernel in (before, meanwhile, after)]
                 assert seeds[0] == seeds[1] != seeds[2]
+
+
+async def test_a_successor_that_never_gets_warm_is_given_up_for_another(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = environment.glob("lib/python3*/site-packages/may_hang.py")
+    hangs = module.with_name("may_hang.py.hangs")
+    monkeypatch.setattr(zygotes, "RECYCLE_AFTER", 2)
+    async with preloaded(environment, tmp_path, "may_hang") as (place, _):
+        first = await zygote_of(place)
+        monkeypatch.setattr(zygotes, "RETRY_AFTER_S", 0.0)
+        monkeypatch.setattr(zygotes, "TIMEOUT_S", 0.2)
+        hangs.touch()
+        async with place.open("ipython", "one"), place.open("ipython", "two"):
+            assert await zygote_of(place) is first
+            held = await environment_zygote(place)
+            await until(lambda: held.complaint)
+            hangs.unlink()
+            monkeypatch.setattr(zygotes, "TIMEOUT_S", 60.0)
+            await until(lambda: is_replaced(place, first))
+            async with place.open("ipython", "after") as after:
+                assert await value(after, IS_FORKED) == "True"
 
 
 async def test_a_worn_out_zygote_whose_successor_fails_is_given_up_in_the_end(

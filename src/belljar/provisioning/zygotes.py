@@ -159,7 +159,7 @@ class EnvironmentZygote:
             if self._zygote is not None and self._zygote.forks >= RECYCLE_AFTER:
                 await self._prepare_successor()
             if self._zygote is not None and not self._is_usable(self._zygote):
-                self._succeed(self._zygote)
+                self._replace(self._zygote)
             if self._zygote is None:
                 self._zygote = await self._start()
             return self._zygote
@@ -176,13 +176,14 @@ class EnvironmentZygote:
         return zygote.is_alive() and zygote.forks < (RECYCLE_AFTER if is_replaced else 2 * RECYCLE_AFTER)
 
     async def _prepare_successor(self) -> None:
-        if self._successor is not None and not self._successor.is_alive():
-            await self._successor.aclose()
+        successor = self._successor
+        if successor is not None and not successor.is_warm and (successor.warming is None or successor.warming.done()):
+            await successor.aclose()
             self._successor = None
         if self._successor is None:
             self._successor = await self._start()
 
-    def _succeed(self, zygote: ZygoteProcess) -> None:
+    def _replace(self, zygote: ZygoteProcess) -> None:
         self._zygote, self._successor = self._successor, None
         retirement = asyncio.get_running_loop().create_task(self._retire(zygote))
         self._retiring.add(retirement)
