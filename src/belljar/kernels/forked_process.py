@@ -27,6 +27,7 @@ from belljar.kernels.base import KernelCheckpoint
 from belljar.kernels.wire import Wire
 from belljar.sandboxes.base import HOLD, ForkedSandbox, NamespaceEntry, Sandbox
 from belljar.sandboxes.child import open_pidfd
+from belljar.sandboxes.limits import OOM_SCORE
 
 UNKNOWN_STATUS = 256
 """The exit status of a process whose end nobody could report."""
@@ -263,7 +264,7 @@ async def hold_open(sandbox: Sandbox) -> None:
 def set_expendable(pid: int, *, is_expendable: bool) -> None:
     """Set whether Linux kills this process before all others, or only before the server, when memory runs out."""
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else "500")
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000" if is_expendable else OOM_SCORE)
 
 
 def parent_of(pid: int) -> int:

@@ -23,8 +23,8 @@ from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup
 from belljar.sandboxes.server_groups import ServerGroups
 from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope
 
-# The server has 0, and checkpoints have 1000: see `set_expendable` in `kernels/forked_process.py`.
-_OOM_SCORE = "500"
+OOM_SCORE = "500"
+"""How soon Linux kills a session when memory runs out: the server has 0, checkpoints have 1000."""
 _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
 # that is moved by another up to 15. With `_WAIT` it first waits for a line, so that the server can set its limits
@@ -269,7 +269,7 @@ class Enforcement:
 def rank_for_oom_killer(pid: int) -> None:
     """Let Linux kill this process, and what it starts, before the server when the machine runs out of memory."""
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(_OOM_SCORE)
+        Path(f"/proc/{pid}/oom_score_adj").write_text(OOM_SCORE)
 
 
 def counts_processes_of_namespace() -> bool:

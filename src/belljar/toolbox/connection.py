@@ -364,9 +364,8 @@ class UpstreamConnection:
 
     def _is_nowhere(self, error: BaseException) -> bool:
         """Return whether there is no MCP server at the address, because even the handshake gave HTTP 404."""
-        is_unknown = (
-            code(error) == METHOD_NOT_FOUND and error_message(error) == "Not Found"
-        )  # the SDK's text for HTTP 404
+        # The SDK's text for HTTP 404.
+        is_unknown = code(error) == METHOD_NOT_FOUND and error_message(error) == "Not Found"
         return is_unknown and not isinstance(self._server, StdioServer)
 
     async def _serve(self, client: Client) -> None:

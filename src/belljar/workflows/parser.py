@@ -1,6 +1,6 @@
 """Makes a workflow of a text, or tells every problem of the text's form: keys, types, nesting.
 
-What names and expressions mean is checked in `checks.py`. The form of the original is read too: an outer list
+What names and expressions mean is checked in `checks.py`. A text may also hold several workflows, in an outer list
 `workflows`.
 """
 
