@@ -18,7 +18,7 @@ import signal
 import stat
 from typing import Any
 
-from . import fork
+from . import fork, fork_losses
 
 # Not CDLL, which would release the interpreter's lock: the functions of Python need it.
 _python: Any = ctypes.PyDLL(None, use_errno=True)
@@ -60,7 +60,7 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
     sock = _socket.socket(fileno=descriptor)
     sock.settimeout(None)  # else it has the default timeout that a cell may have set
     try:
-        may_defer = fork.thread_count() == 1 and not _session_hooks
+        may_defer = fork_losses.thread_count() == 1 and not _session_hooks
         return _fork_deferring_hooks(sock, ready) if may_defer else _fork_running_hooks(sock, ready)
     finally:
         sock.detach()

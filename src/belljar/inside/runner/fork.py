@@ -15,30 +15,24 @@ import socket
 import stat
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import gpu, vfork
+from . import vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
 """The order of the descriptors that come with a request; a request for a checkpoint brings only the first."""
 DESCRIPTOR_COUNT = STATUS + 1
 
-# Libraries whose threads hold locks; a fork has no such threads, so nothing would ever release those locks in it.
-_HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
 _KEEPER = """
 import os, sys
 kernel, status = map(int, sys.argv[1:])
 _, code = os.waitpid(kernel, 0)
 os.write(status, b'{"status": %d}' % os.waitstatus_to_exitcode(code))
 """
-_SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
-_TIMEOUT_S = 0.5
-_MAX_BYTES = 65_536
 
 
 def fork_kernel(
@@ -182,7 +176,7 @@ def own_thread_id() -> None:
 def fork_process() -> int:
     """Fork as `os.fork` does, for a kernel or a checkpoint."""
     with warnings.catch_warnings(), forking():
-        # Python 3.12 warns about threads that a fork does not copy; the host gets their names from `lost_in_fork`.
+        # Python 3.12 warns about threads that a fork does not copy; the host gets their names from `fork_losses.py`.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -361,110 +355,15 @@ def stir_random() -> None:
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
-# What a fork would lack, and whether it would work
-
-
-def lost_in_fork(own: "Iterable[int]") -> "list[str]":
-    """Return what a fork lacks, as text for a person: threads, child processes, sockets not in `own`."""
-    lost = [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
-    lost += [f"process {_name_of(pid)} ({pid})" for pid in _children()]
-    sockets = 0
-    for descriptor in open_descriptors():
-        with contextlib.suppress(OSError):
-            if descriptor not in {0, 1, 2, *own} and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                sockets += 1
-    if sockets:
-        lost.append(f"{sockets} open socket{'s' if sockets > 1 else ''}")
-    return lost[:100]
-
-
-def left_behind() -> "list[str]":
-    """Return what a fork in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
-    temporary = os.environ.get("TMPDIR", "")
-    try:
-        shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        # Folders on the way to a mount of the sandbox are not files of the session.
-        own = [one for one in Path(temporary or "/").iterdir() if not any(tree.startswith(f"{one}/") for tree in shown)]
-    except OSError:
-        return []
-    return [f"files in {temporary}"] if temporary and own else []
-
-
-def obstacle() -> str:
-    """End the threads of known libraries, and return why a fork would hang; empty when it would not."""
-    if gpu.is_in_use():
-        return gpu.HELD
-    if not _native_threads():
-        return ""
-    maps = _memory_maps()
-    found = next((name for library, name in _HANGING_LIBRARIES.items() if library in maps), "")
-    if not found:
-        return ""
-    end_pools()
-    deadline = time.monotonic() + _TIMEOUT_S
-    while _native_threads():
-        if time.monotonic() > deadline:
-            return f"threads of {found} are running, and a copy of the process would hang in it"
-        time.sleep(0.002)
-    return ""
-
-
-def _memory_maps() -> str:
-    return Path("/proc/self/maps").read_text(errors="replace")
-
-
-def _native_threads() -> int:
-    return thread_count() - threading.active_count()
-
-
-def end_pools() -> None:
-    """End the threads of OpenMP and OpenBLAS, which start new ones when they have work for them."""
-    import ctypes
-
-    maps = _memory_maps()
-    for path in {"/" + line.partition("/")[2] for line in maps.splitlines() if "libgomp" in line}:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(path).omp_pause_resource_all(_SOFTLY)
-    # OpenBLAS ends its threads when the process forks. Call C's fork, so that the session's fork hooks do not run.
-    child = ctypes.PyDLL(None).fork()
-    if child == 0:
-        os._exit(0)
-    if child > 0:
-        wait_for(child)
-
-
 # By `os`, not by `pathlib`: these run whenever a checkpoint is forked, and each page that they touch is then copied.
-
-
-def thread_count() -> int:
-    """Return the number of threads of this process, Python's and those of libraries."""
-    return len(_names("/proc/self/task"))
 
 
 def open_descriptors() -> "list[int]":
     """Return the numbers of all open descriptors, and of the one that lists them."""
-    return [*map(int, _names("/proc/self/fd"))]
+    return [*map(int, names_in("/proc/self/fd"))]
 
 
-def _children() -> "list[int]":
-    found: list[int] = []
-    for task in _names("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found += map(int, os.read(descriptor, _MAX_BYTES).split())
-            finally:
-                os.close(descriptor)
-    return found
-
-
-def _names(folder: str) -> "list[str]":
+def names_in(folder: str) -> "list[str]":
+    """Return the names of a folder's entries."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return "unknown"

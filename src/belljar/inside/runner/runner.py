@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comms, fork, gpu, interpreter_state, introspection, relocation, variables
+from . import comms, fork, fork_losses, gpu, interpreter_state, introspection, relocation, variables
 from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint, watch_fork_hooks
 from .host_link import HostLink
@@ -187,11 +187,11 @@ class Runner(HostLink):
         """Fork this session: a kernel, which has pipes of its own, or a checkpoint, which has a socket only."""
         descriptors = self.channel.take_descriptors()
         own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
-        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork.lost_in_fork(own)}
+        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own)}
         if message.get("is_elsewhere"):
-            answer["lost"] += fork.left_behind()
+            answer["lost"] += fork_losses.left_behind()
         encoded: list[bytes] = []
-        if reason := fork.obstacle():
+        if reason := fork_losses.obstacle():
             answer["error"] = reason
         else:
             self.streams.flush()

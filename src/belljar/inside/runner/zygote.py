@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import compaction, fork, huge_pages, immortal, setns, vfork
+from . import compaction, fork, fork_losses, huge_pages, immortal, setns, vfork
 from .channel import Channel
 from .pristine import no_traces
 from .runner import Runner
@@ -50,7 +50,7 @@ class ZygoteRunner:
         """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits."""
         # Reap at once and not with the next request, because a zombie keeper still counts in its session's group.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
-        channel.send({"type": "warm", "failed": self.failed, "threads": fork.thread_count()})
+        channel.send({"type": "warm", "failed": self.failed, "threads": fork_losses.thread_count()})
         while True:
             # Else the first collection in a fork writes to all that the zygote has made since: 64 pages.
             gc.collect(0)
@@ -82,14 +82,14 @@ class ZygoteRunner:
         if count != self._threads:
             for set_threads in self._thread_setters:
                 set_threads(count)
-            fork.end_pools()
+            fork_losses.end_pools()
             self._threads = count
 
     def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
         become = partial(self._become_kernel_or_exit, descriptors, message)
         has_keeper = message["has_keeper"]
         # A thread that a library has started meanwhile would run on in memory that two processes then share.
-        if not has_keeper and vfork.is_possible() and fork.thread_count() == 1:
+        if not has_keeper and vfork.is_possible() and fork_losses.thread_count() == 1:
             fork.fork_kernel_at_once(enter, become)
             # The change of user in our memory has made our entry in /proc root's.
             setns.own_proc_entry()
@@ -215,7 +215,7 @@ def _unfitness() -> str:
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         return f"it starts threads, which no session would have: {', '.join(threads)}"[:500]
-    return fork.obstacle()
+    return fork_losses.obstacle()
 
 
 def run_first_times(runner: Runner) -> None:

@@ -1,0 +1,117 @@
+"""What a fork of this process would lack, and whether it would hang.
+
+A fork has only the thread that forked, and none of the children. The locks of other threads stay locked in it for
+ever, so the threads of known libraries are ended first.
+"""
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import fork, gpu
+
+# Libraries whose threads hold locks; a fork has no such threads, so nothing would ever release those locks in it.
+_HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
+_SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
+_TIMEOUT_S = 0.5
+_MAX_BYTES = 65_536
+
+
+def lost_in_fork(own: "Iterable[int]") -> "list[str]":
+    """Return what a fork lacks, as text for a person: threads, child processes, sockets not in `own`."""
+    lost = [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
+    lost += [f"process {_name_of(pid)} ({pid})" for pid in _children()]
+    sockets = 0
+    for descriptor in fork.open_descriptors():
+        with contextlib.suppress(OSError):
+            if descriptor not in {0, 1, 2, *own} and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                sockets += 1
+    if sockets:
+        lost.append(f"{sockets} open socket{'s' if sockets > 1 else ''}")
+    return lost[:100]
+
+
+def left_behind() -> "list[str]":
+    """Return what a fork in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
+    temporary = os.environ.get("TMPDIR", "")
+    try:
+        shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        # Folders on the way to a mount of the sandbox are not files of the session.
+        own = [one for one in Path(temporary or "/").iterdir() if not any(tree.startswith(f"{one}/") for tree in shown)]
+    except OSError:
+        return []
+    return [f"files in {temporary}"] if temporary and own else []
+
+
+def obstacle() -> str:
+    """End the threads of known libraries, and return why a fork would hang; empty when it would not."""
+    if gpu.is_in_use():
+        return gpu.HELD
+    if not _native_threads():
+        return ""
+    maps = _memory_maps()
+    found = next((name for library, name in _HANGING_LIBRARIES.items() if library in maps), "")
+    if not found:
+        return ""
+    end_pools()
+    deadline = time.monotonic() + _TIMEOUT_S
+    while _native_threads():
+        if time.monotonic() > deadline:
+            return f"threads of {found} are running, and a copy of the process would hang in it"
+        time.sleep(0.002)
+    return ""
+
+
+def _memory_maps() -> str:
+    return Path("/proc/self/maps").read_text(errors="replace")
+
+
+def _native_threads() -> int:
+    return thread_count() - threading.active_count()
+
+
+def end_pools() -> None:
+    """End the threads of OpenMP and OpenBLAS, which start new ones when they have work for them."""
+    import ctypes
+
+    maps = _memory_maps()
+    for path in {"/" + line.partition("/")[2] for line in maps.splitlines() if "libgomp" in line}:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(path).omp_pause_resource_all(_SOFTLY)
+    # OpenBLAS ends its threads when the process forks. Call C's fork, so that the session's fork hooks do not run.
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        os._exit(0)
+    if child > 0:
+        fork.wait_for(child)
+
+
+# By `os`, not by `pathlib`: these run whenever a checkpoint is forked, and each page that they touch is then copied.
+
+
+def thread_count() -> int:
+    """Return the number of threads of this process, Python's and those of libraries."""
+    return len(fork.names_in("/proc/self/task"))
+
+
+def _children() -> "list[int]":
+    found: list[int] = []
+    for task in fork.names_in("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found += map(int, os.read(descriptor, _MAX_BYTES).split())
+            finally:
+                os.close(descriptor)
+    return found
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "unknown"
