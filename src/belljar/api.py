@@ -29,6 +29,7 @@ from belljar.handles import (
     accepted,
     as_list,
 )
+from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.packages import install_packages
@@ -128,17 +129,8 @@ class LocalExecution:
         """See `ExecutionHandle`."""
         self._executions.result(self._id, PRINCIPAL)  # raises for one that is not the caller's
         execution = self._executions.find(self._id, PRINCIPAL)
-        while True:
-            is_finished = execution is None or execution.is_finished
-            events = list(islice(self._journal.events(self._id, since), _BATCH))
-            for event in events:
-                since = event.sequence
-                yield event
-            if events:
-                continue
-            if execution is None or is_finished:
-                return
-            await execution.wait_for_change(_LONG_S)
+        async for event in _output_of(self._journal, self._id, execution, since):
+            yield event
 
     async def interrupt(self) -> None:
         """See `ExecutionHandle`."""
@@ -211,26 +203,9 @@ class LocalSession(SessionBase):
         if execution is None:
             raise ExecutionNotFound(f"execution {execution_id} is gone with its session")
         with self._askers.of_cell(on_input) as asker:
-            async for event in self._output_of(execution, asker):
+            async for event in _output_of(self._runtime.sessions.journal, execution_id, execution, asker=asker):
                 yield event
         yield accepted(execution.result())
-
-    async def _output_of(self, execution: Execution, asker: Asker) -> AsyncGenerator[OutputEvent]:
-        journal = self._runtime.sessions.journal
-        seen = 0
-        while True:
-            # Read before the events, so that output which comes in between is found in the next round.
-            is_finished = execution.is_finished
-            events = list(islice(journal.events(execution.id, seen), _BATCH))
-            for event in events:
-                seen = event.sequence
-                yield event
-            if events:
-                continue
-            if is_finished:
-                return
-            if not await _answer(execution, asker):
-                await execution.wait_for_change(_LONG_S)
 
     async def _submit(
         self, code: str, timeout_s: float | None, on_input: OnInput | None, filename: str = "", key: str = ""
@@ -313,6 +288,25 @@ class LocalSession(SessionBase):
 
     async def _session(self) -> Session:
         return await self._runtime.sessions.reach(self._id, PRINCIPAL)
+
+
+async def _output_of(
+    journal: Journal, execution_id: str, execution: Execution | None, since: int = 0, asker: Asker | None = None
+) -> AsyncGenerator[OutputEvent]:
+    """Follow the output in the journal to its end; `execution` is None where it is not of this engine."""
+    while True:
+        # Read before the events, so that output which comes in between is found in the next round.
+        is_finished = execution is None or execution.is_finished
+        events = list(islice(journal.events(execution_id, since), _BATCH))
+        for event in events:
+            since = event.sequence
+            yield event
+        if events:
+            continue
+        if execution is None or is_finished:
+            return
+        if asker is None or not await _answer(execution, asker):
+            await execution.wait_for_change(_LONG_S)
 
 
 async def _answer(execution: Execution, asker: Asker) -> bool:
