@@ -25,7 +25,6 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
-from belljar.errors import KernelDied
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.kernels.base import Kernel
@@ -35,6 +34,7 @@ from belljar.outputs.events import CommMessage, Event, Notice
 from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.jupyter_messages import OutputKind, ending, output_at_once, output_of
 from belljar.outputs.mime_bundles import ReadDisplay
+from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.toolbox.base import QuestionReply
@@ -42,31 +42,11 @@ from belljar.toolbox.base import QuestionReply
 _T = TypeVar("_T")
 _BATCH = 100
 _LONG_S = 3600.0
-# A completion that is a second late is too late, because the person has typed on.
-TURN_TIMEOUT_S = 1.0
 
 
 def attach(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
     """Attach to a session; with an author, cells are marked as theirs rather than the owner's."""
     return LocalAttachment(session, registry.executions.display_reader(session.id), author)
-
-
-async def between_cells(session: Session, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
-    """Return the kernel's answer, asked under the session's turn; None when the session is busy or has no kernel."""
-    if session.is_busy:
-        return None
-    try:
-        async with asyncio.timeout(TURN_TIMEOUT_S):
-            await session.turn.acquire()
-    except TimeoutError:
-        return None
-    try:
-        kernel = session.session_kernel.kernel
-        return await ask(kernel) if kernel is not None and kernel.is_alive() else None
-    except KernelDied:
-        return None
-    finally:
-        session.turn.release()
 
 
 class LocalAttachment:
@@ -268,7 +248,7 @@ class LocalAttachment:
 
     async def _between_cells(self, ask: Callable[[Kernel], Awaitable[_T]]) -> _T | None:
         self._session.lease.touch()
-        return await between_cells(self._session, ask)
+        return await ask_between_cells(self._session, ask)
 
     async def aclose(self) -> None:
         """See `AttachedSession`."""

@@ -11,7 +11,6 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from belljar.attachments.local import between_cells
 from belljar.control import server_sockets
 from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
@@ -52,6 +51,7 @@ from belljar.monitor.packages import PackageList, list_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
 from belljar.monitor.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
+from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.registry import Registry
 
 _LIVE = ("running", "idle", "fresh")
@@ -302,7 +302,7 @@ class LocalViews:
         session = self._registry.find_open(session_id)
         if session is None or len(code) > MAX_COMPLETED_CHARS or cursor > len(code):
             return NameCompletion()
-        found = await between_cells(session, lambda kernel: kernel.complete(code, cursor))
+        found = await ask_between_cells(session, lambda kernel: kernel.complete(code, cursor))
         if found is None:
             return NameCompletion()
         return NameCompletion(matches=found.matches[:MAX_MATCHES], start=found.start, end=found.end)

@@ -4,7 +4,6 @@ A look waits for no cell, starts no kernel, and is no use of the session: its le
 the session's screens, as its output does, so that personal data and what the policy hides stay hidden.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,10 +13,9 @@ from belljar.errors import KernelDied
 from belljar.kernels.variables import TablePage, TablePart, VariableKernel, VariableListing
 from belljar.outputs.events import DisplayData
 from belljar.privacy.detectors import LONGEST_CHARS
+from belljar.sessions.between_cells import kernel_between_cells
 from belljar.sessions.session import Session
 
-TURN_TIMEOUT_S: Final = 0.5
-"""A checkpoint that is taken between two cells is over by then."""
 SHOWN_CHARS: Final = 200
 _TEXTS: Final = "application/json"
 _Answer = TypeVar("_Answer")
@@ -28,7 +26,7 @@ NoLook = Literal["busy", "not started", "names only", "withheld"]
 
 async def look_at_variables(session: Session, offset: int, limit: int) -> VariableListing | NoLook:
     """Return some of the session's variables, or why there is nothing to tell."""
-    async with _between_cells(session) as kernel:
+    async with _variable_kernel(session) as kernel:
         if isinstance(kernel, str):
             return kernel
         found = await _ask_kernel(session, kernel.variables(offset, limit, _asked_chars(session)))
@@ -48,7 +46,7 @@ async def look_at_variables(session: Session, offset: int, limit: int) -> Variab
 
 async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePage | NoLook:
     """Return some rows of a variable, or why there is nothing to tell."""
-    async with _between_cells(session) as kernel:
+    async with _variable_kernel(session) as kernel:
         if isinstance(kernel, str):
             return kernel
         page = await _ask_kernel(session, kernel.rows(name, replace(part, chars=_asked_chars(session))))
@@ -70,25 +68,10 @@ async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePag
 
 
 @asynccontextmanager
-async def _between_cells(session: Session) -> AsyncGenerator[VariableKernel | NoLook]:
+async def _variable_kernel(session: Session) -> AsyncGenerator[VariableKernel | NoLook]:
     """Take the session's turn for a question to its kernel, or give the reason why it cannot be asked."""
-    if session.is_busy:
-        yield "busy"
-        return
-    try:
-        async with asyncio.timeout(TURN_TIMEOUT_S):
-            await session.turn.acquire()
-    except TimeoutError:
-        yield "busy"
-        return
-    try:
-        kernel = session.session_kernel.kernel
-        if kernel is None or not kernel.is_alive():
-            yield "not started"
-        else:
-            yield kernel if isinstance(kernel, VariableKernel) else "names only"
-    finally:
-        session.turn.release()
+    async with kernel_between_cells(session) as kernel:
+        yield kernel if isinstance(kernel, str | VariableKernel) else "names only"
 
 
 async def _ask_kernel(session: Session, asked: Awaitable[_Answer | None]) -> _Answer | None:
