@@ -56,13 +56,9 @@ async def _run_console(data_directory: Path, prefix: str, download_directory: Pa
             return await _Console(attached, figures).run()
         await write(sys.stderr, f"session {attached.session_id}\nenvironment {attached.environment}\n{_WELCOME}")
         # prompt_toolkit takes 150 ms to import, which a console in a pipe need not pay.
-        from prompt_toolkit.patch_stdout import patch_stdout
-
         from belljar.cli.line_editor import LineEditor
 
-        # Whatever is written while the person types is put above the prompt.
-        with patch_stdout():
-            return await _Console(attached, figures, LineEditor(attached)).run()
+        return await _Console(attached, figures, LineEditor(attached)).run()
 
 
 class _Console:
@@ -141,7 +137,7 @@ class _Console:
             case ExecutionStarted(is_own=True):
                 self._own.add(item.execution_id)
             case ExecutionStarted():
-                await _write_plain(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
+                await self._write(sys.stderr, f"\n# somebody else runs [{item.count}]:\n{item.code}\n")
             case ExecutionOutput():
                 await self._print_output(item)
             case QuestionAsked():
@@ -157,12 +153,16 @@ class _Console:
             for path in await asyncio.to_thread(self._figures.save, said.content["data"]):
                 text = text if text.strip() and not text.startswith("<") else ""
                 text += f"[saved: {path}]\n"
-        if said.execution_id in self._own:
-            await _write_plain(stream, text)
-        else:
-            await _write_plain(sys.stderr, text)
+        await self._write(stream if said.execution_id in self._own else sys.stderr, text)
+
+    async def _write(self, stream: TextIO, text: str) -> None:
+        """Write text of the session; on a terminal without control sequences, and above the prompt if there is one."""
+        text = as_plain(text) if stream.isatty() else text
+        await (self._editor.write(stream, text) if self._editor is not None else write(stream, text))
 
     async def _end(self, ended: ExecutionEnded) -> None:
+        if self._editor is not None:
+            await self._editor.end_line()
         if ended.execution_id not in self._own:
             if self._editor is not None:
                 self._editor.redraw()
@@ -178,14 +178,9 @@ class _Console:
             if self._editor is not None:
                 text = await self._editor.answer(asks.prompt)
             else:
-                await _write_plain(sys.stderr, asks.prompt)
+                await self._write(sys.stderr, asks.prompt)
                 text = await self._input.answer("")
             await self._attached.answer(asks.execution_id, text, asks.question)
-
-
-async def _write_plain(stream: TextIO, text: str) -> None:
-    """Write text of the session; on a terminal without control sequences."""
-    await write(stream, as_plain(text) if stream.isatty() else text)
 
 
 def _text_and_stream(said: ExecutionOutput) -> tuple[str, TextIO]:

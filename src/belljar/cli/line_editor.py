@@ -6,13 +6,15 @@ to the terminal.
 
 import asyncio
 import importlib
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import platformdirs
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app_or_none, in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import completion_is_selected
@@ -22,11 +24,13 @@ from prompt_toolkit.lexers import PygmentsLexer
 
 from belljar.attachments import AttachedSession
 from belljar.cli.streams import one_line
+from belljar.cli.terminal import write
 from belljar.errors import BelljarError
 
 _TIMEOUT_S = 3.0
 _MAX_NAMES = 200
 _LONGEST_NAME = 200
+_LONGEST_LINE = 10_000
 
 
 class LineEditor:
@@ -44,8 +48,30 @@ class LineEditor:
             prompt_continuation=lambda width, _line, _wrap: "...: ".rjust(width),
             enable_open_in_editor=True,
         )
+        self._rest = ""
+        """The end of a line that others have not finished yet."""
+        self._is_line_open = False
         self._answers: PromptSession[str] = PromptSession(history=InMemoryHistory())
         self._check = _always_whole if attached.environment.startswith("kernel:") else _checker()
+
+    async def write(self, stream: TextIO, text: str) -> None:
+        """Write text of the session; above the prompt if there is one, which takes whole lines only."""
+        text, self._rest = self._rest + text, ""
+        app = get_app_or_none()
+        if app is not None and app.is_running:
+            lines, newline, self._rest = text.rpartition("\n")
+            text = lines + newline
+            if len(self._rest) > _LONGEST_LINE:
+                text, self._rest = f"{text}{self._rest}\n", ""
+        if text:
+            self._is_line_open = not text.endswith("\n")
+            async with in_terminal():
+                await write(stream, text)
+
+    async def end_line(self) -> None:
+        """Write what `write` kept back, and end the line, so that the prompt has one of its own."""
+        if self._rest or self._is_line_open:
+            await self.write(sys.stderr, "\n")
 
     def redraw(self) -> None:
         """Draw the prompt again, with the number of the next cell."""
@@ -64,6 +90,7 @@ class LineEditor:
 
     async def answer(self, prompt: str) -> str | None:
         """Return the person's answer to a question of a cell; None if there is none."""
+        self._is_line_open = False  # the person's Enter ends the line
         with suppress(KeyboardInterrupt, EOFError):
             return await self._answers.prompt_async(one_line(prompt), handle_sigint=False)
         return None
