@@ -1,5 +1,6 @@
 import gc
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,19 @@ Run = Callable[..., Any]
 def test_python_dash_m_belljar_is_the_command() -> None:
     answer = subprocess.run([sys.executable, "-m", "belljar", "--version"], capture_output=True, text=True, check=True)
     assert (answer.stdout, answer.stderr) == (f"belljar {version('belljar')}\n", "")
+
+
+def test_a_user_in_no_passwd_file_and_without_a_home_has_the_root_folder_for_one() -> None:
+    probe = (
+        "import pwd, belljar.cli\ndef unknown(user): raise KeyError(user)\npwd.getpwuid = unknown\n"
+        "belljar.cli.main(['config'])"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("XDG_")}
+    answer = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=False, env=variables, cwd="/"
+    )
+    assert answer.returncode == 0
+    assert "/.local/share/belljar" in answer.stdout
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:

@@ -58,6 +58,14 @@ def test_a_data_directory_that_everybody_may_write_is_refused(tmp_path: Path, wi
     assert mode(tmp_path / "data") == wide
 
 
+def test_a_data_directory_behind_a_link_is_closed_too(tmp_path: Path) -> None:
+    (tmp_path / "large-disk").mkdir(0o755)
+    (tmp_path / "large-disk").chmod(0o755)
+    (tmp_path / "data").symlink_to("large-disk")
+    open_data_directory(tmp_path / "data")
+    assert mode(tmp_path / "large-disk") == 0o700
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 def test_a_data_directory_of_another_user_or_group_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(0o700)

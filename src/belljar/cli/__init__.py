@@ -6,6 +6,7 @@ others. Commands print data to stdout and everything else to stderr.
 """
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -245,6 +246,7 @@ GROUPS: dict[str, CommandGroup] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exit with 2 for an error that the caller can mend, with 1 for any other."""
     guard_streams()
+    _ensure_home()
     try:
         application()(arguments, prog_name="belljar")
     except BelljarError as error:
@@ -254,6 +256,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
         reset_colours()
+
+
+def _ensure_home() -> None:
+    """Give a user that is in no passwd file the home directory `/`, as container engines do; then errors name paths."""
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - `Path` raises an error instead
+        os.environ["HOME"] = "/"
 
 
 def application() -> TyperGroup:

@@ -95,7 +95,8 @@ def open_data_directory(folder: Path) -> None:
             f"data_directory {folder} can be written by {others} (mode {stat.S_IMODE(status.st_mode):04o})",
             hint=f"See that nothing in it is somebody else's, then: chmod 700 {folder}",
         )
-    if closed := _close(folder):
+    # Without symbolic links, because the mode of a link is nobody's.
+    if closed := _close(folder.resolve()):
         log.warning("%s was open to other users of this machine: %d folders and files are closed now", folder, closed)
 
 
