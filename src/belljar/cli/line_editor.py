@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import platformdirs
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app_or_none, in_terminal
+from prompt_toolkit.application import get_app_or_none
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import completion_is_selected
@@ -23,7 +23,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 
 from belljar.attachments import AttachedSession
-from belljar.cli.streams import one_line
+from belljar.cli.streams import one_line, write_output
 from belljar.cli.terminal import write
 from belljar.errors import BelljarError
 
@@ -58,15 +58,22 @@ class LineEditor:
         """Write text of the session; above the prompt if there is one, which takes whole lines only."""
         text, self._rest = self._rest + text, ""
         app = get_app_or_none()
-        if app is not None and app.is_running:
-            lines, newline, self._rest = text.rpartition("\n")
-            text = lines + newline
-            if len(self._rest) > _LONGEST_LINE:
-                text, self._rest = f"{text}{self._rest}\n", ""
+        if app is None or not app.is_running:
+            self._is_line_open = not text.endswith("\n") if text else self._is_line_open
+            await write(stream, text)
+            return
+        lines, newline, self._rest = text.rpartition("\n")
+        text = lines + newline
+        if len(self._rest) > _LONGEST_LINE:
+            text, self._rest = f"{text}{self._rest}\n", ""
         if text:
-            self._is_line_open = not text.endswith("\n")
-            async with in_terminal():
-                await write(stream, text)
+            # At once, so that nothing is drawn meanwhile, and without handing the terminal's input back, as
+            # prompt_toolkit's own `in_terminal` does: a Ctrl-D that is typed then is lost.
+            app.renderer.erase()
+            write_output(stream, text)
+            app.renderer.reset()
+            app.renderer.request_absolute_cursor_position()
+            app.invalidate()
 
     async def end_line(self) -> None:
         """Write what `write` kept back, and end the line, so that the prompt has one of its own."""
