@@ -297,7 +297,7 @@ async def _figures(kind: str, phrases: Sequence[Phrase], target: float | None = 
     index = ToolIndex(catalogue)
     figures = _counted(kind, there, index, note, target)
     if (model := sentence_model()) is not None:
-        index.add_sentences(model)
+        index.use_model(model)
         figures += _counted(f"{kind}, with the model", there, index, note, target)
     return figures
 
@@ -342,7 +342,7 @@ def _timed() -> list[Figure]:
     if (model := sentence_model()) is not None:
         index = ToolIndex(Catalogue({"some": ServerCatalogue("some", tools[:SOME])}))
         began = time.process_time()
-        index.add_sentences(model)
+        index.use_model(model)
         read_ms = (time.process_time() - began) * 1_000
         began = time.process_time()
         for text in texts[:SOME]:

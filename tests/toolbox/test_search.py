@@ -139,6 +139,9 @@ def test_everyday_words_find_what_tools_call_otherwise(query: str, first: str) -
 class Letters:
     """A model of the smallest kind: texts are similar that have the same letters."""
 
+    weight = 5.0
+    least_similar = 0.5
+
     def embed(self, texts: Sequence[str]) -> list[Any]:
         counts = [[float(text.lower().count(letter)) for letter in ascii_lowercase] for text in texts]
         return [[value / (math.hypot(*vector) or 1) for value in vector] for vector in counts]
@@ -151,7 +154,7 @@ class Letters:
 def test_the_rankings_by_words_and_by_sentences_are_merged_and_what_both_find_is_first() -> None:
     tools = index(tool("melon"), tool("list_lemons", "Lemon."), tool("lemon", "x"), tool("zzz"))
     assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons"]
-    tools.add_sentences(Letters())
+    tools.use_model(Letters())
     # The letters of `melon` are those of `lemon`, whatever its words are; `zzz` has neither.
     assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons", "melon"]
     assert [each.name for each in tools.search("lemon", limit=1)] == ["lemon"]
@@ -167,7 +170,7 @@ def test_the_model_of_the_extra_finds_what_has_no_word_in_common() -> None:
         tool("send_invoice", "Send an invoice to a customer."),
         tool("get_forecast", "Weather forecast for a place."),
     )
-    tools.add_sentences(model)
+    tools.use_model(model)
     assert tools.search("do I need an umbrella")[0].name == "get_forecast"
     assert tools.search("I do not like this song")[0].name == "next_track"
 

@@ -143,7 +143,7 @@ async def _search(settings: Settings, query: str, detail: Detail, limit: int, se
     _print_warnings(catalogue)
     index = ToolIndex(catalogue)
     if (model := sentence_model()) is not None:
-        index.add_sentences(model)
+        index.use_model(model)
     found = index.search(query, server=server, limit=limit)
     if found:
         print(show(found, detail, names_of(catalogue), _shapes(settings).shape))

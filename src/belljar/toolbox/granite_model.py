@@ -6,7 +6,7 @@ model is a RoBERTa of six layers; the vector of a text is the last layer's state
 not know where the file is, and trusts it: the caller has checked its content.
 
 `granite_adapter.npz`, a file of ours, is what the model has learnt about the way people ask for tools: for each matrix
-of its layers two thin ones, whose product is added to it. `bench/search_training/` made it.
+of its layers two thin ones, whose product is added to it. `bench/search_training/train_granite.py` made it.
 """
 
 import json

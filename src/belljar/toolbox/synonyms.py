@@ -4,6 +4,7 @@ The words are in `everyday_words.txt`. It holds only words that mean the same to
 particular server calls its things is in its own descriptions.
 """
 
+import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -20,6 +21,20 @@ ACTIONS: Final = {
     "restart rotate scale assign mark close complete reorder resolve lock protect",
     "remove": "delete remove drop clear cancel unset archive erase forget discard destroy uninstall unlink kick trash",
 }
+
+
+_WORD: Final = re.compile(r"[^\W_]+")
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text or a name, in lower case; `getItem`, `get-item` and `get_item` are two words each."""
+    return [part.lower() for word in _WORD.findall(text) for part in _HUMP.split(word)]
+
+
+def stemmed(word: str) -> str:
+    """Return the stem of a word's base form."""
+    return stem(base_form(word))
 
 
 @cache

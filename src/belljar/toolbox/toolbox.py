@@ -153,7 +153,7 @@ class Toolbox:
         """Let the model of the extra `search`, if it is installed, rank the tools of an index too."""
         model = await asyncio.to_thread(sentence_model)
         if model is not None:
-            await asyncio.to_thread(index.add_sentences, model)
+            await asyncio.to_thread(index.use_model, model)
 
     async def aclose(self) -> None:
         """Stop what goes on in the background."""

