@@ -53,7 +53,9 @@ class Words:
         for text in texts:
             for word in split_words(text):
                 forms.setdefault(stemmed(word), Counter())[word] += 1
-        self.stems = sorted(stem for stem, found in forms.items() if found.total() >= LEAST_COUNT)
+        self.stems = sorted(
+            stem for stem, found in forms.items() if found.total() >= LEAST_COUNT and not stem.isdigit()
+        )
         self.forms = [forms[stem].most_common(1)[0][0] for stem in self.stems]
         counts = numpy.array([forms[stem].total() for stem in self.stems], "f8")
         self.shares = counts / counts.sum()

@@ -14,6 +14,7 @@ from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.toolbox.search import DEFAULT_LIMIT, MAX_RESULTS, ToolIndex, terms
 from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.synonyms import rephrased, stem, synonyms
+from belljar.toolbox.word_vectors import word_vectors
 
 
 def tool(name: str, about: str = "", server: str = "s", **parameters: Any) -> ToolDefinition:
@@ -159,6 +160,34 @@ def test_the_rankings_by_words_and_by_sentences_are_merged_and_what_both_find_is
     assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons", "melon"]
     assert [each.name for each in tools.search("lemon", limit=1)] == ["lemon"]
     assert tools.search("lemon", server="another") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("I do not like this song", "next_track"),
+        ("will it rain tomorrow", "get_forecast"),
+        ("the customer still owes us money", "list_unpaid_bills"),
+        ("what a busy day, when am I meeting people", "get_agenda"),
+    ],
+)
+def test_trained_word_vectors_find_what_has_no_word_in_common(query: str, first: str) -> None:
+    tools = index(
+        tool("next_track", "Skip to the following item of the queue."),
+        tool("list_unpaid_bills", "Open invoices."),
+        tool("get_forecast", "Weather of a place."),
+        tool("get_agenda", "Events of the calendar."),
+        tool("ping", "Test whether the server is there."),
+    )
+    assert tools.search(query)[0].name == first
+    assert tools.search("qwertz")[:1] == []
+
+
+def test_texts_of_unknown_words_are_similar_to_nothing() -> None:
+    vectors = word_vectors().embed(["", ":", "qwertz: uiop", "weather: forecast"])
+    assert word_vectors().similarities("qwertz", vectors) == [0, 0, 0, 0]
+    assert word_vectors().similarities("forecast of the weather", vectors)[3] == pytest.approx(1, abs=0.2)
+    assert word_vectors().similarities("a: b", []) == []
 
 
 def test_the_model_of_the_extra_finds_what_has_no_word_in_common() -> None:

@@ -37,7 +37,7 @@ READY_S = 30.0
 SEARCH_S = 5.0
 """How long after the start a search waits for connecting servers; slower ones are named in its answer."""
 SENTENCES_S = 2.0
-"""How long a search waits for the model of sentences to have read all tools."""
+"""How long a search waits for the model of the extra `search` to have read all tools."""
 
 _AWAY = "not reachable now"
 
@@ -70,7 +70,7 @@ class Toolbox:
         self._names = names_of(self._catalogue)
         self._index: ToolIndex | None = None
         self._reading: asyncio.Task[None] | None = None
-        """Has the model of sentences read the tools of the index."""
+        """Has the model of the extra `search`, if it is installed, read the tools of the index."""
         self.find_skills: FindSkills | None = None
         """Finds skills for the searches of sessions; None where there are none."""
         self._opened_at = time.monotonic()
@@ -133,8 +133,8 @@ class Toolbox:
             index = await asyncio.to_thread(ToolIndex, known)
             if known is self._catalogue:
                 self._index = index
-                self._reading = asyncio.get_running_loop().create_task(self._add_sentences(index))
-        # The model takes seconds for hundreds of tools it has not seen; who cannot wait that long searches by words.
+                self._reading = asyncio.get_running_loop().create_task(self._use_sentence_model(index))
+        # The model takes seconds for hundreds of tools it has not seen; who cannot wait that long searches without it.
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=SENTENCES_S)
         found = index.search(query, limit=limit, server=self._server_named(server))
@@ -149,7 +149,7 @@ class Toolbox:
                 fields[state] = listed
         return text, fields
 
-    async def _add_sentences(self, index: ToolIndex) -> None:
+    async def _use_sentence_model(self, index: ToolIndex) -> None:
         """Let the model of the extra `search`, if it is installed, rank the tools of an index too."""
         model = await asyncio.to_thread(sentence_model)
         if model is not None:
