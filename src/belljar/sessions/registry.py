@@ -389,7 +389,7 @@ class Registry:
 
     async def sweep(self) -> list[str]:
         """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""
-        minutes = self.settings.session_idle_s / 60
+        minutes = round(self.settings.session_idle_s / 60, 2)
         ended: list[str] = []
         for session in self.all():
             # Checked one by one, because this session may have been used or cleared while the last one ended.
