@@ -2,7 +2,8 @@
 
 `phrases.jsonl` has 4,245 made-up tools of 415 made-up servers, a line each, with four phrases that people would say
 when they want that tool. None of the servers that `bench/run search` measures is among them. Language models wrote
-them, each of them a few hundred tools of some trades, without having seen the search or the phrases it is measured by.
+them, each a few hundred tools of some trades, without having seen the search or the phrases it is measured by; seven
+phrases are the same as there by chance.
 
 The model's weights stay as they are. To each matrix of its six layers the product of two thin ones is added (LoRA), and
 only these are trained, so that the phrase is nearer to its tool than to the other tools of forty servers, and above

@@ -214,6 +214,7 @@ class Screen:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.text = ""
+        self.everything = ""
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -223,7 +224,9 @@ class Screen:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while (found := re.search(pattern, self.text)) is None:
-                    self.text += (await asyncio.to_thread(os.read, self._descriptor, 65_536)).decode(errors="replace")
+                    read = (await asyncio.to_thread(os.read, self._descriptor, 65_536)).decode(errors="replace")
+                    self.everything += read
+                    self.text += read
                     # What only moves the cursor or sets colours.
                     self.text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text)
         except TimeoutError:
@@ -298,3 +301,33 @@ async def test_at_a_terminal_lines_are_edited_completed_and_remembered_and_figur
         screen.type("ada\r")
         await screen.until(r"In \[\d+\]:")
         assert (await session.execute("x")).result == "'ada'"
+
+
+async def test_a_question_that_is_withdrawn_leaves_a_prompt_that_works(
+    agent: tuple[package.SessionHandle, Path],
+) -> None:
+    session, folder = agent
+    async with terminal_on(folder, session.id) as screen:
+        await screen.until(r"In \[\d+\]:")
+        screen.type("answer = input('who? ')\r")
+        await screen.until(r"[\r\n]who\?")
+        await session.interrupt()
+        await screen.until("KeyboardInterrupt")
+        await screen.until(r"In \[\d+\]:")
+        screen.type("6 * 7\r")
+        await screen.until(r"\b42\b")
+        await screen.until(r"In \[\d+\]:")
+
+
+async def test_a_password_is_not_shown_at_a_terminal(agent: tuple[package.SessionHandle, Path]) -> None:
+    session, folder = agent
+    async with terminal_on(folder, session.id) as screen:
+        await screen.until(r"In \[\d+\]:")
+        screen.type("import getpass; word = getpass.getpass('word? ')\r")
+        await screen.until(r"[\r\n]word\?")
+        screen.type("hunter2\r")
+        await screen.until(r"In \[\d+\]:")
+        assert (await session.execute("word")).result == "'hunter2'"
+        # Somebody else's result is shown above the prompt.
+        await screen.until("'hunter2'")
+    assert screen.everything.count("hunter2") == 1

@@ -183,6 +183,20 @@ def test_trained_word_vectors_find_what_has_no_word_in_common(query: str, first:
     assert tools.search("qwertz")[:1] == []
 
 
+def test_who_asks_for_a_tool_by_its_name_gets_that_one_first() -> None:
+    tools = index(
+        tool("run_pagerank", "x"), tool("run_configuration", "Run it. Execute it."), tool("run", "Run a job.", "jobs")
+    )
+    for query in ("run_pagerank", "runPagerank", "run pagerank"):
+        assert tools.search(query)[0].name == "run_pagerank"
+    # A word that has no vector makes those that have one count less.
+    known, half_known = (
+        word_vectors().similarities(query, word_vectors().embed(["run: Run it."]))[0]
+        for query in ("run", "run pagerank")
+    )
+    assert half_known < 0.9 * known
+
+
 def test_texts_of_unknown_words_are_similar_to_nothing() -> None:
     vectors = word_vectors().embed(["", ":", "qwertz: uiop", "weather: forecast"])
     assert word_vectors().similarities("qwertz", vectors) == [0, 0, 0, 0]

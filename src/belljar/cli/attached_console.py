@@ -84,11 +84,10 @@ class _Console:
             if reading.done():
                 reading.result()
             else:
-                await write(sys.stderr, "the session has ended\n")
+                await _cancel(reading)
+                await self._write(sys.stderr, "the session has ended\n")
         finally:
-            for task in (printing, reading):
-                task.cancel()
-            await asyncio.gather(printing, reading, return_exceptions=True)
+            await _cancel(printing, reading)
         return _FAILED if self._is_failed else 0
 
     # Cells of the person
@@ -141,6 +140,7 @@ class _Console:
             case ExecutionOutput():
                 await self._print_output(item)
             case QuestionAsked():
+                await _cancel(self._answering)
                 self._answering = asyncio.get_running_loop().create_task(self._answer(item))
             case ExecutionEnded():
                 await self._end(item)
@@ -168,19 +168,27 @@ class _Console:
                 self._editor.redraw()
             return
         self._own.discard(ended.execution_id)
-        if self._answering is not None:
-            self._answering.cancel()
+        # Until the end, because its prompt gives the terminal back, which the next one has taken by then otherwise.
+        await _cancel(self._answering)
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(ended)
 
     async def _answer(self, asks: QuestionAsked) -> None:
         with contextlib.suppress(BelljarError):
             if self._editor is not None:
-                text = await self._editor.answer(asks.prompt)
+                text = await self._editor.answer(asks.prompt, is_password=asks.is_password)
             else:
                 await self._write(sys.stderr, asks.prompt)
                 text = await self._input.answer("")
             await self._attached.answer(asks.execution_id, text, asks.question)
+
+
+async def _cancel(*tasks: "asyncio.Task[None] | None") -> None:
+    """Cancel tasks, and wait until they have ended."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 def _text_and_stream(said: ExecutionOutput) -> tuple[str, TextIO]:

@@ -14,11 +14,11 @@ from typing import Any, TextIO
 
 import platformdirs
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app_or_none
+from prompt_toolkit.application import Application, in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import completion_is_selected
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import DummyHistory, FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 
@@ -50,35 +50,49 @@ class LineEditor:
         )
         self._rest = ""
         """The end of a line that others have not finished yet."""
-        self._is_line_open = False
+        self._open_stream: TextIO | None = None
+        """The stream whose last line has no end yet."""
+        self._writing = asyncio.Lock()
         self._answers: PromptSession[str] = PromptSession(history=InMemoryHistory())
+        self._passwords: PromptSession[str] = PromptSession(history=DummyHistory(), is_password=True)
         self._check = _always_whole if attached.environment.startswith("kernel:") else _checker()
 
     async def write(self, stream: TextIO, text: str) -> None:
         """Write text of the session; above the prompt if there is one, which takes whole lines only."""
         text, self._rest = self._rest + text, ""
-        app = get_app_or_none()
-        if app is None or not app.is_running:
-            self._is_line_open = not text.endswith("\n") if text else self._is_line_open
-            await write(stream, text)
+        app = self._running_app()
+        if app is None:
+            async with self._writing:
+                await write(stream, text)
+            if text:
+                self._open_stream = None if text.endswith("\n") else stream
             return
         lines, newline, self._rest = text.rpartition("\n")
         text = lines + newline
         if len(self._rest) > _LONGEST_LINE:
             text, self._rest = f"{text}{self._rest}\n", ""
-        if text:
-            # At once, so that nothing is drawn meanwhile, and without handing the terminal's input back, as
-            # prompt_toolkit's own `in_terminal` does: a Ctrl-D that is typed then is lost.
-            app.renderer.erase()
-            write_output(stream, text)
-            app.renderer.reset()
-            app.renderer.request_absolute_cursor_position()
-            app.invalidate()
+        if not text:
+            return
+        if app._running_in_terminal:  # pyright: ignore[reportPrivateUsage]
+            async with in_terminal():  # after the person's editor
+                write_output(stream, text)
+            return
+        # At once, so that nothing is drawn meanwhile, and without handing the terminal's input back, as `in_terminal`
+        # does: a Ctrl-D that is typed then is lost.
+        app.renderer.erase()
+        write_output(stream, text)
+        app.renderer.reset()
+        app.renderer.request_absolute_cursor_position()
+        app.invalidate()
 
     async def end_line(self) -> None:
         """Write what `write` kept back, and end the line, so that the prompt has one of its own."""
-        if self._rest or self._is_line_open:
-            await self.write(sys.stderr, "\n")
+        if self._rest or self._open_stream is not None:
+            await self.write(self._open_stream or sys.stderr, "\n")
+
+    def _running_app(self) -> "Application[str] | None":
+        prompts = (self._prompt, self._answers, self._passwords)
+        return next((prompt.app for prompt in prompts if prompt.app.is_running), None)
 
     def redraw(self) -> None:
         """Draw the prompt again, with the number of the next cell."""
@@ -87,19 +101,23 @@ class LineEditor:
     async def read_cell(self) -> str | None:
         """Return the next cell; None when the person leaves with Ctrl-D."""
         while True:
+            async with self._writing:
+                pass  # what is being written now comes before the prompt
             try:
                 # Our own handler gets SIGINT while a cell runs; here Ctrl-C is a key, which drops what was typed.
                 return await self._prompt.prompt_async(self._message, handle_sigint=False)
             except KeyboardInterrupt:
                 continue
             except EOFError:
+                await self.end_line()
                 return None
 
-    async def answer(self, prompt: str) -> str | None:
-        """Return the person's answer to a question of a cell; None if there is none."""
-        self._is_line_open = False  # the person's Enter ends the line
+    async def answer(self, prompt: str, *, is_password: bool) -> str | None:
+        """Return the person's answer to a cell's question, None if there is none; a password is not shown or kept."""
+        self._open_stream = None  # the person's Enter ends the line
+        asking = self._passwords if is_password else self._answers
         with suppress(KeyboardInterrupt, EOFError):
-            return await self._answers.prompt_async(one_line(prompt), handle_sigint=False)
+            return await asking.prompt_async(one_line(prompt), handle_sigint=False)
         return None
 
     def _message(self) -> str:

@@ -128,7 +128,7 @@ class JournalWriter:
             reason = "earlier changes wait to be written"
         except sqlite3.Error as error:
             reason = str(error)
-        hint = "Make room on its disk, or try again in 10 seconds"
+        hint = "Make room on its disk" if "full" in reason else "Try again in 10 seconds"
         raise Busy(f"the journal cannot be written now ({reason})", hint=hint)
 
     def commit(self) -> None:

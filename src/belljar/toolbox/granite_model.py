@@ -54,7 +54,8 @@ class GraniteModel:
 
     def tokens(self, text: str) -> list[int]:
         """Return the ids of a text's tokens."""
-        return self._tokenizer.encode(text).ids
+        # The tokenizer takes no lone surrogates, which a hostile text may have.
+        return self._tokenizer.encode(text.encode(errors="replace").decode()).ids
 
     def vectors(self, batch: Sequence[list[int]]) -> Any:
         """Return an array with the vector of each text of the batch, of any length."""

@@ -84,7 +84,8 @@ class ToolIndex:
             name: sum(fields[name].total() for fields in counted) / max(1, len(counted)) or 1.0 for name in _FIELDS
         }
         self._names = [{*fields["name"]} for fields in counted]
-        self._actions = [action(split_words(tool.name)) for tool in self._tools]
+        self._spelled = [split_words(tool.name) for tool in self._tools]
+        self._actions = [action(name) for name in self._spelled]
         # For each stem the tools that have it, each with the stem's weight there.
         self._postings = _postings(counted, means, _FIELDS)
         # The same without the fields in which a word is often there by chance: there, no synonym is looked for.
@@ -124,7 +125,9 @@ class ToolIndex:
             for place, near in zip(places, similar, strict=True)
             if place in scores or near >= model.least_similar
         }
-        return sorted(both, key=lambda place: -both[place])
+        # Who asks for a tool by its name means that one.
+        spelled = split_words(query)
+        return sorted(both, key=lambda place: (self._spelled[place] != spelled, -both[place]))
 
     def _wanted(self, query: str) -> tuple[list[str], list[str]]:
         """Return the stems of the meaningful words (of all words if none is), and of the rest.

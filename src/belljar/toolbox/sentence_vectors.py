@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 from belljar.toolbox.granite_model import ADAPTER, GraniteModel
 from belljar.toolbox.word_vectors import SentenceModel
@@ -80,7 +81,7 @@ def sentence_model() -> SentenceModel | None:
         return SentenceVectors(GraniteModel(path, _MAX_TOKENS, ADAPTER))
     except ImportError:
         return None
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, BadZipFile) as error:
         log.warning("tools are searched without the model of the extra `search`, which cannot be used: %s", error)
         return None
 

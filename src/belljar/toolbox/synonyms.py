@@ -73,7 +73,6 @@ def _phrases() -> tuple[tuple[str, str], ...]:
     return tuple((said, meant) for said, _, meant in (entry.partition(" = ") for entry in _entries("phrases")))
 
 
-@cache
 def base_form(word: str) -> str:
     """Return the base form of an irregular form; any other word unchanged."""
     return _bases().get(word, word)

@@ -7,6 +7,7 @@ thousand stems of English words; a word that is not in it counts for nothing. `b
 import json
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from math import hypot
@@ -17,8 +18,12 @@ from typing import Any, Final, Protocol
 from belljar.toolbox.synonyms import split_words, stemmed
 
 FILE: Final = Path(__file__).with_name("word_vectors.bin")
-HEAD: Final = 2.0
+HEAD: Final = 2
 """How often the words before the colon count, which are the names of the tool and its server."""
+
+
+_UNKNOWN: Final = 0.8
+"""The length of the vector of a word that is not known; it points nowhere that another one does."""
 
 
 class SentenceModel(Protocol):
@@ -67,14 +72,20 @@ class WordVectors:
         return [sum(map(mul, wanted, vector)) for vector in vectors]
 
     def _vector(self, head: str, rest: str = "") -> list[float]:
-        """Return the vector of a text, of length 1; all zeros if none of its words is known."""
-        total = [0.0] * self._width
-        for text, weight in ((head, HEAD), (rest, 1.0)):
+        """Return the vector of a text, of length 1; shorter by the part of its words that is not known."""
+        counts: Counter[str] = Counter()
+        for text, weight in ((head, HEAD), (rest, 1)):
             for word in split_words(text):
-                if (place := self._places.get(stemmed(word))) is not None:
-                    start, factor = place * self._width, weight * self._lengths[place]
-                    total = [*map(add, total, (factor * value for value in self._vectors[start : start + self._width]))]
-        length = hypot(*total) or 1.0
+                counts[stemmed(word)] += weight
+        total = [0.0] * self._width
+        unknown = 0.0
+        for stem, count in counts.items():
+            if (place := self._places.get(stem)) is None:
+                unknown = hypot(unknown, count * _UNKNOWN)
+                continue
+            start, factor = place * self._width, count * self._lengths[place]
+            total = [*map(add, total, (factor * value for value in self._vectors[start : start + self._width]))]
+        length = hypot(unknown, *total) or 1.0
         return [value / length for value in total]
 
 
