@@ -204,33 +204,6 @@ def test_texts_of_unknown_words_are_similar_to_nothing() -> None:
     assert word_vectors().similarities("a: b", []) == []
 
 
-def test_the_model_of_the_extra_finds_what_has_no_word_in_common() -> None:
-    model = sentence_model()
-    if model is None:
-        pytest.skip("the extra `search` is not installed")
-    tools = index(
-        tool("next_track", "Skip to the next track in the queue."),
-        tool("send_invoice", "Send an invoice to a customer."),
-        tool("get_forecast", "Weather forecast for a place."),
-    )
-    tools.use_model(model)
-    assert tools.search("do I need an umbrella")[0].name == "get_forecast"
-    assert tools.search("I do not like this song")[0].name == "next_track"
-
-
-def test_texts_have_the_same_vectors_alone_and_together_and_none_is_more_similar_than_the_text_itself() -> None:
-    model = sentence_model()
-    if model is None:
-        pytest.skip("the extra `search` is not installed")
-    texts = ["a", "Weather forecast for a place.", "Skip to the next track in the queue. " * 20, "a"]
-    vectors = model.embed(texts)
-    for text, vector in zip(texts, vectors, strict=True):
-        # A text in a batch of its own is not filled up.
-        assert model.similarities(text, [vector])[0] == pytest.approx(1, abs=0.001)
-        assert max(model.similarities(text, vectors)) <= 1.001
-    assert model.similarities("anything", []) == []
-
-
 @pytest.mark.parametrize("broken", ["missing", "changed"])
 def test_without_the_files_that_are_known_tools_are_searched_by_words(
     broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
