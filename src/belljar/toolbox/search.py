@@ -21,6 +21,8 @@ from belljar.toolbox.word_vectors import SentenceModel, word_vectors
 DEFAULT_LIMIT: Final = 8
 MAX_RESULTS: Final = 50
 _QUERY_CHARACTERS: Final = 1_000
+_QUERY_WORDS: Final = 32
+"""Each word that is not known is compared with all names of tools, in case that it is misspelt."""
 _DESCRIPTION_CHARACTERS: Final = 4_000
 _SATURATION: Final = 1.0
 _SYNONYM: Final = 0.7
@@ -136,10 +138,11 @@ class ToolIndex:
         `on call` and `oncall`, also count as that one.
         """
         text = " ".join(split_words(query))
-        words = [*dict.fromkeys(rephrased(text).split())]
+        words = [*dict.fromkeys(rephrased(text).split())][:_QUERY_WORDS]
         telling = [word for word in words if f" {word} " not in _STOP] or words
         asides = [word for word in words if word not in telling and len(word) > 2]
-        joined = [one + other for one, other in pairwise(text.split()) if stem(one + other) in self._postings]
+        pairs = pairwise(text.split()[:_QUERY_WORDS])
+        joined = [one + other for one, other in pairs if stem(one + other) in self._postings]
         return [*dict.fromkeys(map(stemmed, (*telling, *joined)))], [*dict.fromkeys(map(stemmed, asides))]
 
     def _scores(self, wanted: Sequence[str], asides: Sequence[str], does: str) -> dict[int, float]:

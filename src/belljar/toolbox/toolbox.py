@@ -137,8 +137,7 @@ class Toolbox:
         # The model takes seconds for hundreds of tools it has not seen; who cannot wait that long searches without it.
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=SENTENCES_S)
-        # In a thread, because a long query among thousands of tools takes a third of a second.
-        found = await asyncio.to_thread(index.search, query, limit=limit, server=self._server_named(server))
+        found = index.search(query, limit=limit, server=self._server_named(server))
         shape_of = self._shapes.of(owner).shape
         text = show(found, detail, names, shape_of)
         fields: JsonObject = {"tools": [as_fields(tool, detail, names, shape_of) for tool in found]}

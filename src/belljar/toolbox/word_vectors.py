@@ -1,10 +1,12 @@
 """Vectors of words that have been trained on how people ask for tools, so that "headlines" is near to "news".
 
 The vector of a text is the sum of its words' vectors. The file `word_vectors.bin` has a vector for each of some
-thousand stems of English words; a word that is not in it counts for nothing. `bench/search_training/` made it.
+thousand stems of English words; a word that is not in it only makes the others count less.
+`bench/search_training/train_words.py` made it.
 """
 
 import json
+import sys
 import zlib
 from array import array
 from collections import Counter
@@ -17,11 +19,17 @@ from typing import Any, Final, Protocol
 
 from belljar.toolbox.synonyms import split_words, stemmed
 
+if sys.version_info >= (3, 12):
+    from math import sumprod as _product  # takes a third of the time
+else:
+
+    def _product(one: Sequence[float], other: Sequence[float]) -> float:
+        return sum(map(mul, one, other))
+
+
 FILE: Final = Path(__file__).with_name("word_vectors.bin")
 HEAD: Final = 2
 """How often the words before the colon count, which are the names of the tool and its server."""
-
-
 _UNKNOWN: Final = 0.8
 """The length of the vector of a word that is not known; it points nowhere that another one does."""
 
@@ -69,7 +77,7 @@ class WordVectors:
     def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
         """See `SentenceModel`."""
         wanted = self._vector("", query)
-        return [sum(map(mul, wanted, vector)) for vector in vectors]
+        return [_product(wanted, vector) for vector in vectors]
 
     def _vector(self, head: str, rest: str = "") -> list[float]:
         """Return the vector of a text, of length 1; shorter by the part of its words that is not known."""
