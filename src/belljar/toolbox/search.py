@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
 from belljar.toolbox.synonyms import action, rephrased, split_words, stem, stemmed, synonyms
 from belljar.toolbox.texts import first_sentence
-from belljar.toolbox.word_vectors import SentenceModel, word_vectors
+from belljar.toolbox.word_vectors import word_vectors
 
 DEFAULT_LIMIT: Final = 8
 MAX_RESULTS: Final = 50
@@ -74,6 +74,28 @@ _CASUAL: Final = frozenset({"rest", "parameter texts"})
 def terms(text: str) -> list[str]:
     """Return the stems of a text's words; `getItem`, `get-item` and `get_item` are two words each."""
     return [stemmed(word) for word in split_words(text)]
+
+
+class SentenceModel(Protocol):
+    """Says how similar texts are."""
+
+    @property
+    def weight(self) -> float:
+        """How much a similarity counts in a search, where 1 is the score of the best tool by words."""
+        ...
+
+    @property
+    def least_similar(self) -> float:
+        """How similar a tool must be to a query to have anything to do with it."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> list[Any]:
+        """Return a vector of each text: names, a colon, and a description. Blocks, for seconds with many tools."""
+        ...
+
+    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
+        """Return how similar the query is to the text of each vector; 1 is the same."""
+        ...
 
 
 class ToolIndex:

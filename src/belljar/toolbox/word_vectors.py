@@ -15,7 +15,7 @@ from functools import cache
 from math import hypot
 from operator import add, mul
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from belljar.toolbox.synonyms import split_words, stemmed
 
@@ -34,30 +34,8 @@ _UNKNOWN: Final = 0.8
 """The length of the vector of a word that is not known; it points nowhere that another one does."""
 
 
-class SentenceModel(Protocol):
-    """Says how similar texts are."""
-
-    @property
-    def weight(self) -> float:
-        """How much a similarity counts in a search, where 1 is the score of the best tool by words."""
-        ...
-
-    @property
-    def least_similar(self) -> float:
-        """How similar a tool must be to a query to have anything to do with it."""
-        ...
-
-    def embed(self, texts: Sequence[str]) -> list[Any]:
-        """Return a vector of each text: names, a colon, and a description. Blocks, for seconds with many tools."""
-        ...
-
-    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
-        """Return how similar the query is to the text of each vector; 1 is the same."""
-        ...
-
-
 class WordVectors:
-    """See `SentenceModel`."""
+    """A `SentenceModel` of `search.py`, in plain Python."""
 
     weight = 2.5
     least_similar = 0.4
