@@ -29,6 +29,7 @@ _LENGTH_NATIVE = struct.Struct("i")
 _SYSTEMS_SHARE = 8_192
 _STDERR = 2
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
+_DECODER = json.JSONDecoder()
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = array.array("i")
 _MAX_DESCRIPTORS = socket.CMSG_SPACE(16 * _DESCRIPTORS.itemsize)
@@ -118,9 +119,9 @@ class Channel:
                 (length,) = _LENGTH.unpack_from(self._buffer)
                 end = _LENGTH.size + length
                 if len(self._buffer) >= end:
-                    frame = bytes(self._buffer[_LENGTH.size : end])
+                    frame = self._buffer[_LENGTH.size : end].decode("utf-8", "surrogatepass")
                     del self._buffer[:end]
-                    return json.loads(frame)
+                    return _DECODER.decode(frame)
             chunk = self._read()
             self._buffer += chunk
 

@@ -6,29 +6,33 @@ Python's own work after a fork, the fork hooks of libraries among it, waits unti
 """
 
 import _socket
-import contextlib
 import ctypes
 import errno
 import functools
 import gc
 import os
-import platform
 import random
 import signal
 import stat
 from typing import Any
 
-from . import fork, fork_losses
+from . import fork
 
 # Not CDLL, which would release the interpreter's lock: the functions of Python need it.
 _python: Any = ctypes.PyDLL(None, use_errno=True)
-_SIGNAL_SET_BYTES = 128  # `sigset_t`
-_ALL_SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
-
+# Looked up here, and below bound to local names before the fork, because a lookup writes to the pages of what it finds.
+_before_fork: Any = _python.PyOS_BeforeFork
+_after_fork_in_parent: Any = _python.PyOS_AfterFork_Parent
+_after_fork_in_child: Any = _python.PyOS_AfterFork_Child
+_set_signal_mask: Any = _python.pthread_sigmask
 _system_call: Any = _python.syscall
 _system_call.restype = ctypes.c_long
-_CLONE = {"x86_64": (56, True), "aarch64": (220, False)}
-"""By machine the number of `clone`, and whether its last argument is the thread-local storage."""
+_SIGNAL_SET_BYTES = 128  # `sigset_t`
+_ALL_SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
+_SIG_BLOCK, _SIG_SETMASK, _SIGCHLD = int(signal.SIG_BLOCK), int(signal.SIG_SETMASK), int(signal.SIGCHLD)
+
+_CLONE = {"x86_64": (56, True), "aarch64": (220, False)}.get(os.uname().machine, (0, False))
+"""The number of `clone` on this machine, and whether its last argument is the thread-local storage."""
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _PR_GET_TID_ADDRESS = 40
 _NO_SIBLING = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
@@ -51,7 +55,7 @@ def watch_fork_hooks() -> None:
     os.register_at_fork = register_at_fork
 
 
-def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
+def fork_checkpoint(descriptor: int, ready: bytes, *, has_threads: bool) -> bool:
     """Fork a checkpoint; return False in this process and, when the host wakes it, True in the checkpoint.
 
     The checkpoint sends `ready` by the socket `descriptor`, then sleeps. It is not our child and has no keeper.
@@ -60,65 +64,81 @@ def fork_checkpoint(descriptor: int, ready: bytes) -> bool:
     sock = _socket.socket(fileno=descriptor)
     sock.settimeout(None)  # else it has the default timeout that a cell may have set
     try:
-        may_defer = fork_losses.thread_count() == 1 and not _session_hooks
+        may_defer = not has_threads and not _session_hooks
         return _fork_deferring_hooks(sock, ready) if may_defer else _fork_running_hooks(sock, ready)
     finally:
         sock.detach()
 
 
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
-    # Asked before the fork, because the session may have replaced what answers.
-    parent_reaps = not fork.has_keeper() and os.getppid() in _FIRST
-    number, is_tls_last = _CLONE.get(platform.machine(), (0, False)) if parent_reaps else (0, False)
-    with _Detachment(sock) as detachment, fork.forking(), _Undisturbed():
-        _python.PyOS_BeforeFork()
-        is_checkpoint, error = _fork_sibling(number, is_tls_last=is_tls_last) if number else (False, errno.ENOSYS)
+    # Made and asked before the fork: the checkpoint must not touch more than it needs, and the session may have
+    # replaced what answers.
+    is_sibling = not fork.has_keeper() and os.getppid() in _FIRST
+    clone, arguments = _system_call, _clone_arguments() if is_sibling else ()
+    after_fork, set_mask = _after_fork_in_parent, _set_signal_mask
+    old_mask, collects = ctypes.create_string_buffer(_SIGNAL_SET_BYTES), gc.isenabled()
+    detachment = _Detachment(sock, ready)
+    try:
+        # Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting
+        # a thread needs, and since 3.14 a collection too. A signal handler that raises would leave them held.
+        gc.disable()
+        set_mask(_SIG_BLOCK, _ALL_SIGNALS, old_mask)
+        _before_fork()
+        child = clone(*arguments) if arguments else -1
+        error = 0 if child >= 0 else ctypes.get_errno() if arguments else errno.ENOSYS
         if error in _NO_SIBLING:
-            is_checkpoint, error = _fork_orphan()
-        if not is_checkpoint:
-            _python.PyOS_AfterFork_Parent()
-            fork.raise_fork_error(error)
-            return False
-        try:
-            os.setsid()
-            detachment.apply()
-            _await_request(sock, ready)
-        except BaseException:  # of a trace function of the session's; nothing else must go on with the session's code
-            os._exit(errno.EIO)
-        _drop_pending_signals()
-        numbers = random.getstate()
-        _python.PyOS_AfterFork_Child()
-        # A fork hook of Python's has seeded the generator anew.
-        random.setstate(numbers)
-        fork.own_thread_id()
-        return True
+            child, error = _fork_orphan()
+        if child == 0:
+            _sleep(detachment)
+            _drop_pending_signals()
+            _run_deferred_hooks()
+        else:
+            after_fork()
+        set_mask(_SIG_SETMASK, old_mask, None)
+        if collects:
+            gc.enable()
+    finally:
+        detachment.close()
+    if error:
+        fork.raise_fork_error(error)
+    return child == 0
 
 
-def _fork_sibling(number: int, *, is_tls_last: bool) -> "tuple[bool, int]":
-    """Fork once, to a child of our parent's, which a cell's `os.wait()` does not see; return whether this is the fork.
+def _clone_arguments() -> "tuple[Any, ...]":
+    """Return what `syscall` needs to fork a child of our parent's, which a cell's `os.wait()` does not see.
 
-    The second value is the number of an error. Only where our parent is the first process of a sandbox, ours or the one
-    ours is nested in, because that waits for whatever ends. Linux is called directly, because no function of C does
-    this: what C's fork does beside, it does when a kernel is forked from the checkpoint.
+    Only for where our parent is the first process of a sandbox, ours or the one ours is nested in, because that waits
+    for whatever ends. Linux is called directly, because no function of C does this: what C's fork does beside, it does
+    when a kernel is forked from the checkpoint. Empty on a machine whose numbers we do not know.
     """
+    number, is_tls_last = _CLONE
+    if not number:
+        return ()
     thread_id = ctypes.c_void_p()
     _python.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0)
     # Where C remembers the id of its thread, Linux writes that of the fork.
-    flags = _CLONE_PARENT | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id.value else 0) | signal.SIGCHLD
-    rest = (thread_id, None) if is_tls_last else (None, thread_id)
-    child = _system_call(number, ctypes.c_ulong(flags), None, None, *rest)
-    return child == 0, ctypes.get_errno() if child < 0 else 0
+    flags = _CLONE_PARENT | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id.value else 0) | _SIGCHLD
+    return (number, ctypes.c_ulong(flags), None, None, *((thread_id, None) if is_tls_last else (None, thread_id)))
 
 
-def _fork_orphan() -> "tuple[bool, int]":
-    """Fork twice, so that the second fork is an orphan; return as `_fork_sibling` does."""
+def _fork_orphan() -> "tuple[int, int]":
+    """Fork twice, so that the second fork is an orphan; return 0 in it, and here the number of an error, if any."""
     first, error = _fork_without_hooks()
     if first != 0:
-        return False, error or fork.wait_for(first)
+        return first, error or fork.wait_for(first)
     second, error = _fork_without_hooks()
     if second != 0:
         os._exit(error)
-    return True, 0
+    return 0, 0
+
+
+def _run_deferred_hooks() -> None:
+    numbers = random.getstate()
+    with fork.forking():
+        _after_fork_in_child()
+    # A fork hook of Python's has seeded the generator anew.
+    random.setstate(numbers)
+    fork.own_thread_id()
 
 
 def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
@@ -135,9 +155,7 @@ def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
     fork.reparent()
     fork.start_fork(has_keeper=False)
     random.setstate(numbers)
-    with _Detachment(sock) as detachment:
-        detachment.apply()
-    _await_request(sock, ready)
+    _sleep(_Detachment(sock, ready))
     return True
 
 
@@ -147,41 +165,6 @@ def _fork_without_hooks() -> "tuple[int, int]":
     return child, (ctypes.get_errno() or errno.EAGAIN) if child < 0 else 0
 
 
-def _await_request(sock: _socket.socket, ready: bytes) -> None:
-    """Wait for a request, and leave it in the socket; exit when the host is gone."""
-    with contextlib.suppress(OSError):
-        sock.sendall(ready)
-    while True:
-        try:
-            # Exit without flushing or exit functions, because these belong to the process that it is a checkpoint of.
-            return None if sock.recv(1, _socket.MSG_PEEK) else os._exit(0)
-        except OSError:
-            os._exit(0)
-        except BaseException:
-            continue
-
-
-class _Undisturbed:
-    """Lets no signal handler and no garbage collection run.
-
-    Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting a
-    thread needs, and since 3.14 a collection too. A handler that raises would leave them held.
-    """
-
-    def __init__(self) -> None:
-        self._mask = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
-        self._collects = gc.isenabled()
-
-    def __enter__(self) -> None:
-        gc.disable()
-        _python.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS, self._mask)
-
-    def __exit__(self, *_: object) -> None:
-        _python.pthread_sigmask(signal.SIG_SETMASK, self._mask, None)
-        if self._collects:
-            gc.enable()
-
-
 def _drop_pending_signals() -> None:
     """Drop the signals that a checkpoint was sent while it slept: cells send them to all processes that they see."""
     while signal.sigtimedwait(signal.valid_signals(), 0) is not None:
@@ -189,47 +172,65 @@ def _drop_pending_signals() -> None:
 
 
 class _Detachment:
-    """What separates a checkpoint from the descriptors that it inherits. Made before the fork, to be applied after it.
+    """What separates a checkpoint from the descriptors that it inherits. Made before the fork, to be used after it.
 
     It has no output. Files are reopened, so that it has offsets of its own. Sockets and pipes are replaced, because the
     session's pipes would never end and its ports never be free while the checkpoint has them.
     """
 
-    def __init__(self, sock: _socket.socket) -> None:
-        self._silent = self._dead = -1
-        self._sock = sock
-        self._files: list[int] = []
-        self._replaced: list[int] = []
-
-    def __enter__(self) -> "_Detachment":
-        for descriptor in fork.open_descriptors():
-            if descriptor in (0, 1, 2, self._sock.fileno()):
-                continue
-            with contextlib.suppress(OSError):
-                mode = os.fstat(descriptor).st_mode
-                if stat.S_ISREG(mode):
-                    self._files.append(descriptor)
-                elif stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
-                    self._replaced.append(descriptor)
+    def __init__(self, sock: _socket.socket, ready: bytes) -> None:
+        self.ready, self.send, self.receive = ready, sock.send, sock.recv
+        self.files: list[int] = []
         self._silent = fork.open_silent_pipe()
         try:
             self._dead = fork.open_dead_socket()
         except BaseException:
-            self.__exit__()
+            os.close(self._silent)
             raise
-        return self
+        self.replacements = [(self._silent, 1, True), (self._silent, 2, True)]
+        own = (0, 1, 2, sock.fileno(), self._silent, self._dead)
+        for descriptor in fork.open_descriptors():
+            if descriptor in own:
+                continue
+            try:
+                mode = os.fstat(descriptor).st_mode
+            except OSError:
+                continue
+            if stat.S_ISREG(mode):
+                self.files.append(descriptor)
+            elif stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                self.replacements.append((self._dead, descriptor, False))
+        self.replace, self.start_session, self.exit = os.dup2, os.setsid, os._exit
 
-    def apply(self) -> None:
-        for number in (1, 2):
-            os.dup2(self._silent, number)
-        for descriptor in self._files:
+    def close(self) -> None:
+        """Close what it has opened, in both processes."""
+        os.close(self._silent)
+        os.close(self._dead)
+
+
+def _sleep(detachment: _Detachment) -> None:
+    """Detach this checkpoint, tell the host that it is ready, and wait for a request, which is left in the socket.
+
+    Exit when the host is gone, without flushing or exit functions, because these belong to the origin.
+    """
+    receive, leave, peek = detachment.receive, detachment.exit, _socket.MSG_PEEK
+    try:
+        detachment.start_session()
+        for replacement in detachment.replacements:
+            detachment.replace(*replacement)
+        for descriptor in detachment.files:
             fork.reopen(descriptor)
-        for descriptor in self._replaced:
-            os.dup2(self._dead, descriptor, inheritable=False)
-        self.__exit__()
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in (self._silent, self._dead):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._silent = self._dead = -1
+        detachment.send(detachment.ready)
+    except OSError:
+        leave(0)
+    except BaseException:  # of a trace function of the session's; nothing else must go on with the session's code
+        leave(errno.EIO)
+    while True:
+        try:
+            if receive(1, peek):
+                return
+            leave(0)
+        except OSError:
+            leave(0)
+        except BaseException:
+            continue

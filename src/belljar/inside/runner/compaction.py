@@ -41,7 +41,13 @@ def observed_code() -> "Generator[set[types.CodeType], None, None]":
 def renew_code(hot: "set[types.CodeType]") -> None:
     """Give functions new code objects that are equal to their old ones, one after the other in memory."""
     for function in [one for one in gc.get_objects() if type(one) is types.FunctionType and one.__code__ in hot]:
-        function.__code__ = function.__code__.replace()
+        function.__code__ = _renewed(function.__code__)
+
+
+def _renewed(code: types.CodeType) -> types.CodeType:
+    """Return an equal code object, with those of the functions and comprehensions in it."""
+    constants = tuple(_renewed(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    return code.replace(co_consts=constants)
 
 
 def fill_gaps() -> None:

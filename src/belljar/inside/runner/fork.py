@@ -4,6 +4,7 @@ A fork is not the host's child. Where Linux does not tell the host how such a pr
 process that forked it stays, waits for it, and writes its exit status into a pipe.
 """
 
+import _socket
 import contextlib
 import errno
 import gc
@@ -278,7 +279,7 @@ def open_silent_pipe() -> int:
 
 def open_dead_socket() -> int:
     """Return a socket whose peer has closed it."""
-    peer, end = socket.socketpair()
+    peer, end = _socket.socketpair()
     peer.close()
     return end.detach()
 

@@ -19,17 +19,19 @@ _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "
 _SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
 _TIMEOUT_S = 0.5
 _MAX_BYTES = 65_536
+_STDERR = 2
 
 
-def lost_in_fork(own: "Iterable[int]") -> "list[str]":
+def lost_in_fork(own: "Iterable[int]", threads: "list[str]") -> "list[str]":
     """Return what a fork lacks, as text for a person: threads, child processes, sockets not in `own`."""
-    lost = [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
-    lost += [f"process {_name_of(pid)} ({pid})" for pid in _children()]
+    lost: list[str] = []
+    if len(threads) > 1:
+        lost += [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
+    lost += [f"process {_name_of(pid)} ({pid})" for pid in _children(threads)]
     sockets = 0
     for descriptor in fork.open_descriptors():
-        with contextlib.suppress(OSError):
-            if descriptor not in {0, 1, 2, *own} and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                sockets += 1
+        if descriptor not in own and descriptor > _STDERR:
+            sockets += _is_socket(descriptor)
     if sockets:
         lost.append(f"{sockets} open socket{'s' if sockets > 1 else ''}")
     return lost[:100]
@@ -47,11 +49,11 @@ def left_behind() -> "list[str]":
     return [f"files in {temporary}"] if temporary and own else []
 
 
-def obstacle() -> str:
+def obstacle(threads: int) -> str:
     """End the threads of known libraries, and return why a fork would hang; empty when it would not."""
     if gpu.is_in_use():
         return gpu.HELD
-    if not _native_threads():
+    if threads == 1 or not _native_threads():
         return ""
     maps = _memory_maps()
     found = next((name for library, name in _HANGING_LIBRARIES.items() if library in maps), "")
@@ -93,20 +95,36 @@ def end_pools() -> None:
 # By `os`, not by `pathlib`: these run whenever a checkpoint is forked, and each page that they touch is then copied.
 
 
+def thread_ids() -> "list[str]":
+    """Return the ids of the threads of this process, Python's and those of libraries."""
+    return fork.names_in("/proc/self/task")
+
+
 def thread_count() -> int:
-    """Return the number of threads of this process, Python's and those of libraries."""
-    return len(fork.names_in("/proc/self/task"))
+    """Return the number of threads of this process."""
+    return len(thread_ids())
 
 
-def _children() -> "list[int]":
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def _children(threads: "list[str]") -> "list[int]":
     found: list[int] = []
-    for task in fork.names_in("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(f"/proc/self/task/{task}/children", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found += map(int, os.read(descriptor, _MAX_BYTES).split())
-            finally:
-                os.close(descriptor)
+    for thread in threads:
+        try:
+            descriptor = os.open(f"/proc/self/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found += map(int, os.read(descriptor, _MAX_BYTES).split())
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
     return found
 
 

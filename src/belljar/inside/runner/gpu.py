@@ -6,6 +6,7 @@ driver. Loads no library that the session has not loaded itself, except where it
 
 import contextlib
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ _DRIVERS = {"/dev/nvidiactl": "/dev/nvidia-uvm", "/dev/kfd": "/dev/kfd"}
 
 def is_in_use() -> bool:
     """Return whether this process has opened the driver of a GPU to compute on it."""
-    wanted = {opened for shown, opened in _DRIVERS.items() if Path(shown).exists()}
+    wanted = {opened for shown, opened in _DRIVERS.items() if os.access(shown, os.F_OK)}
     if not wanted:
         return False
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -187,11 +187,12 @@ class Runner(HostLink):
         """Fork this session: a kernel, which has pipes of its own, or a checkpoint, which has a socket only."""
         descriptors = self.channel.take_descriptors()
         own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
-        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own)}
+        threads = fork_losses.thread_ids()
+        answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own, threads)}
         if message.get("is_elsewhere"):
             answer["lost"] += fork_losses.left_behind()
         encoded: list[bytes] = []
-        if reason := fork_losses.obstacle():
+        if reason := fork_losses.obstacle(len(threads)):
             answer["error"] = reason
         else:
             self.streams.flush()
@@ -201,7 +202,9 @@ class Runner(HostLink):
             try:
                 if len(descriptors) == 1:
                     # Its socket is a stream, also where that of the kernel is one of packets.
-                    is_fork = fork_checkpoint(descriptors[0], encode_stream(_READY))
+                    is_fork = fork_checkpoint(
+                        descriptors[0], encode_stream(_READY), has_threads=len(threads) > 1 and fork_losses.thread_count() > 1
+                    )
                 else:
                     is_fork = fork.fork_kernel(
                         descriptors,
@@ -456,7 +459,7 @@ def _exit_status(error: SystemExit) -> int:
 
 def _folder() -> str:
     try:
-        return str(Path.cwd())
+        return os.getcwd()  # noqa: PTH109 - see `fork.names_in`
     except OSError:
         return ""  # the folder has been removed
 

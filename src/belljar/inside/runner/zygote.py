@@ -4,6 +4,7 @@ Owns the warm-up too: imports and first calls that are slow only once. They leav
 share: no thread, no event loop, no socket, no name in the user's namespace.
 """
 
+import array
 import asyncio
 import contextlib
 import ctypes
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compaction, fork, fork_losses, huge_pages, immortal, setns, vfork
-from .channel import Channel
+from .channel import Channel, encode_stream
 from .pristine import no_traces
 from .runner import Runner
 
@@ -182,6 +183,8 @@ _CELLS = (
     "print('', end='')",
     "import sys\n1 + 1",
 )
+_PLAIN_CELLS = _CELLS[-2:]
+"""Those that run the same code as most cells do."""
 _BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 SetThreads = Callable[[int], Any]
@@ -215,7 +218,7 @@ def _unfitness() -> str:
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         return f"it starts threads, which no session would have: {', '.join(threads)}"[:500]
-    return fork_losses.obstacle()
+    return fork_losses.obstacle(fork_losses.thread_count())
 
 
 def run_first_times(runner: Runner) -> None:
@@ -227,35 +230,39 @@ def run_first_times(runner: Runner) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _draw_once()
     runner.prepare()
-    with compaction.observed_code() as hot:
-        _rehearse(runner)
+    with compaction.observed_code() as all_kinds:
+        _rehearse(runner, _CELLS)
+    with compaction.observed_code() as plain:
+        _rehearse(runner, _PLAIN_CELLS)
     gc.collect()
     compaction.fill_gaps()
-    compaction.renew_code(hot)
+    compaction.renew_code(plain)
+    compaction.renew_code(all_kinds - plain)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
-    _rehearse(runner)
+    _rehearse(runner, _CELLS)
+    _rehearse(runner, _PLAIN_CELLS * int(os.environ.get("TIMES", "12")))
 
 
-def _rehearse(runner: Runner) -> None:
-    """Serve cells of the usual kinds."""
+def _rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
+    """Serve cells, and fork a checkpoint, which ends at once."""
     ours, theirs = socket.socketpair()
     with ours, theirs, no_traces(runner.shell):
-        runner.attach(_RehearsalChannel(ours, theirs))
+        runner.attach(_RehearsalChannel(ours, theirs, cells))
         runner.serve_requests()
         runner.loop.close()
         asyncio.set_event_loop(None)
 
 
 class _RehearsalChannel(Channel):
-    """A connection to a host that sends one cell after the other, acknowledges every output, and is gone."""
+    """A connection to a host that has cells run, with a checkpoint after each, acknowledges outputs, and is gone."""
 
-    def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, peer: socket.socket, cells: "tuple[str, ...]") -> None:
         super().__init__(sock)
         self._peer = peer
         self._host = Channel(peer)
-        self._cells = [*_CELLS]
+        self._cells = [*cells]
 
     def send(self, *messages: "dict[str, Any]", if_room: bool = False) -> None:
         """Send messages, and let the host answer."""
@@ -263,10 +270,24 @@ class _RehearsalChannel(Channel):
         for message in messages:
             if message.get("ack"):
                 self._host.send({"op": "ack"})
-            elif message["type"] in ("ready", "finished") and self._cells:
-                self._host.send({"op": "execute", "id": "", "code": self._cells.pop(0)})
-            elif message["type"] == "finished":
-                self._peer.shutdown(socket.SHUT_WR)
+            if message["type"] == "finished":
+                self._fork_checkpoint()
+            if message["type"] in ("ready", "finished"):
+                self._run_next()
+
+    def _run_next(self) -> None:
+        if self._cells:
+            self._host.send({"op": "execute", "id": "", "code": self._cells.pop(0)})
+        else:
+            self._peer.shutdown(socket.SHUT_WR)
+
+    def _fork_checkpoint(self) -> None:
+        """Ask for a checkpoint, which ends at once, because it has no host."""
+        host, own = socket.socketpair()
+        with host, own:
+            descriptors = array.array("i", [own.fileno()])
+            request = encode_stream({"op": "fork", "id": ""})
+            self._peer.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 
 
 def _draw_once() -> None:
