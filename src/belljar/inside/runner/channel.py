@@ -175,6 +175,10 @@ class Channel:
         poll.register(self._sock, select.POLLIN)
         return self.has_buffered() or bool(poll.poll(0))
 
+    def await_message(self) -> None:
+        """Wait until the next message begins, and leave it in the socket. Not while bytes are buffered."""
+        self._sock.recv(1, socket.MSG_PEEK)
+
     def has_buffered(self) -> bool:
         """Return whether bytes of a message are buffered, so that polling the socket would miss them."""
         return bool(self._buffer)

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import stat
+from collections.abc import Callable
 from typing import Any
 
 from . import fork
@@ -55,22 +56,24 @@ def watch_fork_hooks() -> None:
     os.register_at_fork = register_at_fork
 
 
-def fork_checkpoint(descriptor: int, ready: bytes, *, has_threads: bool) -> bool:
+def fork_checkpoint(descriptor: int, ready: bytes, conclude: "Callable[[], None]", *, has_threads: bool) -> bool:
     """Fork a checkpoint; return False in this process and, when the host wakes it, True in the checkpoint.
 
     The checkpoint sends `ready` by the socket `descriptor`, then sleeps. It is not our child and has no keeper.
+    `conclude` is called in this process when there is a checkpoint, and should wait for the next request there: each
+    page that is written to before the wait is in memory twice for as long as the session is idle.
     """
     # C's class, because libraries such as gevent replace Python's by one that runs other code while it waits.
     sock = _socket.socket(fileno=descriptor)
     sock.settimeout(None)  # else it has the default timeout that a cell may have set
     try:
         may_defer = not has_threads and not _session_hooks
-        return _fork_deferring_hooks(sock, ready) if may_defer else _fork_running_hooks(sock, ready)
+        return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, conclude)
     finally:
         sock.detach()
 
 
-def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
+def _fork_deferring_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[[], None]") -> bool:
     # Made and asked before the fork: the checkpoint must not touch more than it needs, and the session may have
     # replaced what answers.
     is_sibling = not fork.has_keeper() and os.getppid() in _FIRST
@@ -89,7 +92,7 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
         if error in _NO_SIBLING:
             child, error = _fork_orphan()
         if child == 0:
-            _sleep(detachment)
+            _sleep(detachment, has_session=False)
             _drop_pending_signals()
             _run_deferred_hooks()
         else:
@@ -101,6 +104,9 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes) -> bool:
         detachment.close()
     if error:
         fork.raise_fork_error(error)
+    if child > 0:
+        sock.detach()
+        conclude()
     return child == 0
 
 
@@ -141,7 +147,7 @@ def _run_deferred_hooks() -> None:
     fork.own_thread_id()
 
 
-def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
+def _fork_running_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[[], None]") -> bool:
     """Fork a checkpoint of a process with threads, or with fork hooks of the session's own.
 
     Without Python's own work after the fork it could wait for ever for the interpreter's lock, because a thread that
@@ -151,11 +157,15 @@ def _fork_running_hooks(sock: _socket.socket, ready: bytes) -> bool:
     first = fork.fork_process()
     if first:
         fork.raise_fork_error(fork.wait_for(first))
+        sock.detach()
+        conclude()
         return False
     fork.reparent()
     fork.start_fork(has_keeper=False)
     random.setstate(numbers)
-    _sleep(_Detachment(sock, ready))
+    detachment = _Detachment(sock, ready)
+    _sleep(detachment, has_session=True)
+    detachment.close()
     return True
 
 
@@ -208,14 +218,15 @@ class _Detachment:
         os.close(self._dead)
 
 
-def _sleep(detachment: _Detachment) -> None:
+def _sleep(detachment: _Detachment, *, has_session: bool) -> None:
     """Detach this checkpoint, tell the host that it is ready, and wait for a request, which is left in the socket.
 
     Exit when the host is gone, without flushing or exit functions, because these belong to the origin.
     """
     receive, leave, peek = detachment.receive, detachment.exit, _socket.MSG_PEEK
     try:
-        detachment.start_session()
+        if not has_session:
+            detachment.start_session()
         for replacement in detachment.replacements:
             detachment.replace(*replacement)
         for descriptor in detachment.files:

@@ -1,9 +1,13 @@
 """SIGINT: it raises in a running cell, is delayed while a message is half sent, and is ignored between cells."""
 
-import _signal
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+# C's function, because Python's looks for the handler among the names of handlers first, which raises and catches.
+_set_handler: Any = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 class Interrupts:
@@ -17,8 +21,7 @@ class Interrupts:
 
     def install(self) -> None:
         """Install the handler, also over one that a cell has installed."""
-        # C's function, because Python's looks for the handler among the names of signals first, which takes 0.01 ms.
-        _signal.signal(_signal.SIGINT, self._on_signal)
+        _set_handler(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: "FrameType | None") -> None:
         __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here

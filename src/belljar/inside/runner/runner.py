@@ -40,6 +40,8 @@ _READY = {"type": "ready", "python": sys.version.split()[0]}
 
 _MAX_FAILURES = 10
 """How often in a row no request is served before the runner ends."""
+_ALL_TASKS: Any = getattr(asyncio.tasks, "_all_tasks", None)
+"""The tasks of all loops, a WeakSet; up to Python 3.11."""
 MAX_VARIABLES = 200
 LONGEST_NAME = 200
 
@@ -156,6 +158,9 @@ class Runner(HostLink):
         return self.channel.receive()
 
     def _has_background_tasks(self) -> bool:
+        # Mostly empty, and to ask for the tasks of one loop touches 20 pages.
+        if _ALL_TASKS is not None and not _ALL_TASKS.data:
+            return False
         return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
 
     def _run_background_tasks(self) -> None:
@@ -191,40 +196,55 @@ class Runner(HostLink):
         answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own, threads)}
         if message.get("is_elsewhere"):
             answer["lost"] += fork_losses.left_behind()
-        encoded: list[bytes] = []
-        if reason := fork_losses.obstacle(len(threads)):
-            answer["error"] = reason
-        else:
+        reason, folder = fork_losses.obstacle(len(threads)), ""
+        if not reason:
             self.streams.flush()
             folder = _folder()
             # Encode the answer before the fork, because each page written after it is in memory twice.
             encoded = self.channel.encode(answer)
             try:
                 if len(descriptors) == 1:
-                    # Its socket is a stream, also where that of the kernel is one of packets.
-                    is_fork = fork_checkpoint(
-                        descriptors[0], encode_stream(_READY), has_threads=len(threads) > 1 and fork_losses.thread_count() > 1
-                    )
+                    has_threads = len(threads) > 1 and fork_losses.thread_count() > 1
+                    is_fork = self._fork_checkpoint(descriptors, encoded, has_threads=has_threads)
                 else:
-                    is_fork = fork.fork_kernel(
-                        descriptors,
-                        enter=partial(fork.await_sandbox, descriptors[0]) if message["is_elsewhere"] else None,
-                        is_hidden=not self.is_checkpoint,
-                        has_keeper=message["has_keeper"],
-                    )
+                    is_fork = self._fork_kernel(descriptors, encoded, message)
             except OSError as error:
-                is_fork, answer["error"] = False, fork.reason_of(error)
-            if is_fork:
-                self._become_fork(descriptors, message, folder)
+                reason = fork.reason_of(error)
+            else:
+                if is_fork:
+                    self._become_fork(descriptors, message, folder)
                 return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if "error" in answer:
-            self.channel.send(answer)
-        else:
-            self.channel.send_encoded(encoded)
-        if self.is_checkpoint:
-            fork.reap()
+        self._conclude_fork(descriptors, self.channel.encode({**answer, "error": reason}))
+
+    def _fork_checkpoint(self, descriptors: list[int], answer: list[bytes], *, has_threads: bool) -> bool:
+        waits = not self._has_background_tasks() and not self._waiting and not self.channel.has_buffered()
+        conclude = partial(self._conclude_fork, descriptors, answer, waits=waits)
+        # Its socket is a stream, also where that of the kernel is one of packets.
+        return fork_checkpoint(descriptors[0], encode_stream(_READY), conclude, has_threads=has_threads)
+
+    def _fork_kernel(self, descriptors: list[int], answer: list[bytes], message: dict[str, Any]) -> bool:
+        is_fork = fork.fork_kernel(
+            descriptors,
+            enter=partial(fork.await_sandbox, descriptors[0]) if message["is_elsewhere"] else None,
+            is_hidden=not self.is_checkpoint,
+            has_keeper=message["has_keeper"],
+        )
+        if not is_fork:
+            self._conclude_fork(descriptors, answer)
+            if self.is_checkpoint:
+                fork.reap()
+        return is_fork
+
+    def _conclude_fork(self, descriptors: list[int], answer: list[bytes], *, waits: bool = False) -> None:
+        """Close the fork's descriptors, and send the answer. `waits`: for the next request, which is left unread."""
+        while descriptors:
+            os.close(descriptors.pop())
+        self.channel.send_encoded(answer)
+        if waits:
+            try:
+                self.channel.await_message()
+            except Exception:
+                traceback.print_exc()  # a signal handler of the session's has raised
 
     def _become_fork(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
         self.is_checkpoint = len(descriptors) == 1
