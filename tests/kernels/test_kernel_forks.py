@@ -111,6 +111,40 @@ async def test_what_a_cell_changes_in_its_process_harms_neither_checkpoints_nor_
     assert (await run(again, "assert kept == 1")).is_ok
 
 
+TICKING = """
+import asyncio, pathlib
+async def tick():
+    while True:
+        with open("count", "a") as file: file.write(".")
+        await asyncio.sleep(0.001)
+task = asyncio.create_task(tick())
+await asyncio.sleep(0)
+"""
+RINGING = """
+import signal
+open("count", "w").close()
+def ring(*_):
+    with open("count", "a") as file:
+        file.write(".")
+        if file.tell() >= 5: signal.setitimer(signal.ITIMER_REAL, 0)
+    raise OSError("rang")
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+"""
+
+
+@pytest.mark.parametrize("code", [TICKING, RINGING], ids=["task", "signal handler"])
+async def test_what_a_cell_left_running_goes_on_after_a_checkpoint_was_forked(
+    place: ForkingPlace, origin: IPythonKernel, code: str
+) -> None:
+    await run(origin, code)
+    await origin.fork_checkpoint()
+    count = place.folders("origin").workspace / "count"
+    await until(lambda: len(count.read_text()) >= 5)
+    await origin.fork_checkpoint()
+    assert (await run(origin, "1 + 1")).is_ok
+
+
 # What comes along
 
 
