@@ -209,6 +209,8 @@ class Runner(HostLink):
                 else:
                     is_fork = self._fork_kernel(descriptors, encoded, message)
             except OSError as error:
+                if not descriptors:  # the answer is sent already, and this is from a signal handler of the session's
+                    raise
                 reason = fork.reason_of(error)
             else:
                 if is_fork:
