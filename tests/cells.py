@@ -235,7 +235,7 @@ def nesting() -> Provider:
     """The provider that sessions are forked behind, or a skipped test that says what the host lacks."""
     provider = usable("namespace")
     assert isinstance(provider, ForkableProvider)
-    if gap := provider.nesting_gap():
+    if gap := provider.no_nesting_reason():
         pytest.skip(f"no session can be forked here: {gap}")
     return provider
 

@@ -343,7 +343,7 @@ async def test_a_package_that_is_there_is_told_with_its_version(session: belljar
 
 @pytest.fixture(scope="module")
 def forking() -> None:
-    if gap := NamespaceProvider().nesting_gap():
+    if gap := NamespaceProvider().no_nesting_reason():
         pytest.skip(f"sessions cannot be forked here: {gap}")
 
 

@@ -143,7 +143,7 @@ def test_sessions_are_forked_and_timed_and_what_does_not_import_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     provider = NamespaceProvider()
-    if gap := provider.nesting_gap() or next((check.detail for check in provider.check() if not check.is_ok), ""):
+    if gap := provider.no_nesting_reason() or next((check.detail for check in provider.check() if not check.is_ok), ""):
         pytest.skip(f"sessions cannot be forked here: {gap}")
     monkeypatch.setenv("BELLJAR_SANDBOX", "namespace")
     monkeypatch.setenv("BELLJAR_ENVIRONMENT", str(default_environment.python))
@@ -179,7 +179,7 @@ def test_sessions_that_start_cold_are_told_with_the_reason(
     said: str,
 ) -> None:
     monkeypatch.setattr(NamespaceProvider, "check", lambda _: [])
-    monkeypatch.setattr(NamespaceProvider, "nesting_gap", lambda _: "no room here")
+    monkeypatch.setattr(NamespaceProvider, "no_nesting_reason", lambda _: "no room here")
     for name, value in settings.items():
         monkeypatch.setenv(f"BELLJAR_{name.upper()}", value)
     found = findings()

@@ -10,7 +10,7 @@ from calls import FORKS, Caller, connected, held, opened_runtime, until_said
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
 from belljar.monitor.base import Access, Monitor, SessionFilter
-from belljar.monitor.models import Followed, Happening
+from belljar.monitor.models import Followed, ServerEvent
 from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
 from waiting import until
@@ -223,10 +223,10 @@ async def test_acts_reach_the_session(monitor: Monitor, agent: Caller) -> None:
 
 
 async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -> None:
-    heard: list[Happening] = []
+    heard: list[ServerEvent] = []
 
     async def listen() -> None:
-        async with aclosing(monitor.happenings(OPERATOR)) as happened:
+        async with aclosing(monitor.server_events(OPERATOR)) as happened:
             async for item in happened:
                 heard.append(item)  # noqa: PERF401 - as they come, not at the end
 

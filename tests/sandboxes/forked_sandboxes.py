@@ -234,7 +234,7 @@ class ForkedSandboxes:
 def nesting_provider() -> NamespaceProvider:
     """One that can nested sandbox here, or a skipped test that says why not."""
     provider = _provider()
-    if gap := provider.nesting_gap():
+    if gap := provider.no_nesting_reason():
         pytest.skip(f"no nested sandboxes: {gap}")
     return provider
 

@@ -557,13 +557,13 @@ def test_what_the_host_lacks_is_said(
 ) -> None:
     usable("namespace")
     spoil(monkeypatch)
-    assert words in NamespaceProvider().nesting_gap()
+    assert words in NamespaceProvider().no_nesting_reason()
 
 
 def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
     monkeypatch.setattr(namespace_sandbox, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
-    assert "setns: Operation not permitted" in NamespaceProvider().nesting_gap()
+    assert "setns: Operation not permitted" in NamespaceProvider().no_nesting_reason()
 
 
 @for_root
@@ -574,7 +574,7 @@ async def test_root_without_users_for_its_sessions_nested_sandboxes_or_says_why(
     monkeypatch.setattr(hardening, "find_host_users", lambda: None)
     provider = NamespaceProvider()
     assert provider.take_identity() is None
-    assert provider.nesting_gap() == ""
+    assert provider.no_nesting_reason() == ""
 
 
 def _number(pid: int) -> int:

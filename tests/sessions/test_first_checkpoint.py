@@ -33,7 +33,7 @@ async def runtime(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         async with open_runtime(settings) as runtime:
-            if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+            if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
             assert await runtime.starter.wait_until_warm(settings.environment)
             yield runtime

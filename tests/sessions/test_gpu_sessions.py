@@ -57,7 +57,7 @@ async def shared(default_environment: Environment, host: Path) -> AsyncGenerator
         max_gpus=2,
     )
     async with open_runtime(settings) as runtime:
-        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         yield runtime
 

@@ -28,7 +28,7 @@ async def session(default_environment: Environment, tmp_path: Path) -> AsyncGene
         hibernate=False,
     )
     async with open_runtime(settings) as runtime:
-        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         session = runtime.sessions.create("somebody")
         await run(session, "x = 0")

@@ -56,7 +56,7 @@ def holdings(runtime: Runtime) -> Holdings:
     groups = {
         path for base in read_control_groups().folders.values() for path in base.glob(f"belljar-{os.getpid()}-*/*")
     }
-    identities = runtime.provider._seal.identities  # pyright: ignore
+    identities = runtime.provider._hardening.identities  # pyright: ignore
     journal = runtime.sessions.journal
     counts = ("executions", "events", "sessions WHERE state != 'gone'")
     return Holdings(
@@ -135,7 +135,7 @@ def settings(environment: Environment, folder: Path, **chosen: Any) -> Settings:
 
 
 async def is_warm(runtime: Runtime) -> bool:
-    gap = getattr(runtime.provider, "nesting_gap", lambda: "the sandbox is not namespace")()
+    gap = getattr(runtime.provider, "no_nesting_reason", lambda: "the sandbox is not namespace")()
     if gap:
         pytest.skip(f"sessions cannot be forked here: {gap}")
     return await runtime.starter.wait_until_warm(runtime.settings.environment)

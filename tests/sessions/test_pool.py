@@ -26,7 +26,7 @@ async def runtime(default_environment: Environment, tmp_path: Path) -> AsyncGene
         environment=str(default_environment.python), data_directory=tmp_path / "data", pool_size=0, preload=[]
     )
     async with open_runtime(settings) as runtime:
-        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         await filled(runtime)
         yield runtime

@@ -67,7 +67,7 @@ async def test_sessions_of_every_origin_see_the_folders(runtime: Runtime):
     async with connected(runtime) as caller:
         cold = (await caller.execute("0")).session_id
         assert (await caller.execute(LOOK, cold)).result == SEEN
-        if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         await until(lambda: len(runtime.sessions.pool))
         pooled = (await caller.execute("0")).session_id

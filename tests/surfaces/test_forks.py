@@ -34,7 +34,7 @@ async def runtime(
         patch.setattr(checkpoints, "MIN_INTERVAL_S", 0.0)
         folder = tmp_path_factory.mktemp("belljar")
         async with opened_runtime(default_environment, folder, **FORKING, checkpoints=4) as runtime:
-            if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+            if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
                 pytest.skip(f"sessions cannot be forked here: {gap}")
             assert await runtime.starter.wait_until_warm(runtime.settings.environment)
             yield runtime

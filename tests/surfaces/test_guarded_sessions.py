@@ -121,7 +121,7 @@ async def test_names_are_followed_over_cells(caller: Caller) -> None:
 
 
 async def test_a_fork_knows_the_names_of_its_origin(runtime: Runtime, caller: Caller) -> None:
-    if gap := runtime.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+    if gap := runtime.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
         pytest.skip(f"sessions cannot be forked here: {gap}")
     first = await caller.execute("import os as o\nrun = o")
     fork = await caller.fields("fork_session", session_id=first.session_id)

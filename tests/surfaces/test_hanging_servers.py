@@ -131,7 +131,7 @@ async def test_sessions_of_every_origin_have_the_servers_that_are_there(
         started = await caller.new_session()
         pooled = await caller.new_session()
         sessions = {"taken over": taken_over, "started": started, "pooled": pooled}
-        if not second.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if not second.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             sessions["forked"] = (await caller.fields("fork_session", session_id=pooled))["session_id"]
         for session_id in sessions.values():
             code = "from servers.refuses import echo\nx = echo(a=1)\nx"

@@ -58,7 +58,7 @@ async def place(
 ) -> AsyncGenerator[Place]:
     one, other = tmp_path_factory.mktemp("forking"), tmp_path_factory.mktemp("cold")
     async with engine(default_environment, one, fork_start=True, pool_size=1) as forking, connected(forking) as caller:
-        if gap := forking.provider.nesting_gap():  # pyright: ignore[reportAttributeAccessIssue]
+        if gap := forking.provider.no_nesting_reason():  # pyright: ignore[reportAttributeAccessIssue]
             pytest.skip(f"sessions cannot be forked here: {gap}")
         # Started before there is a warm process, so cold, and in a sandbox in which others can be nested.
         early = (await caller.execute(MAKE)).session_id

@@ -39,7 +39,7 @@ def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
         return [HostCheck(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
     if any(not check.is_ok for check in provider.check()):
         return [HostCheck(_NAME, False, "not tried: the sandbox does not work")]
-    if reason := provider.nesting_gap():
+    if reason := provider.no_nesting_reason():
         return [HostCheck(_NAME, False, f"{reason}: {_COLD}", "`fork_start = false` saves trying")]
     if not _is_prepared(settings):
         return [HostCheck(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]

@@ -85,7 +85,7 @@ class PageStreams:
         wake = asyncio.Event()
 
         async def listen() -> None:
-            async with aclosing(self._monitor.happenings(access)) as happened:
+            async with aclosing(self._monitor.server_events(access)) as happened:
                 async for item in happened:
                     if item.kind in ("question", "reset"):
                         wake.set()
@@ -150,7 +150,7 @@ class PageStreams:
 
         async def listen() -> None:
             nonlocal place
-            async with aclosing(self._monitor.happenings(access, after)) as happened:
+            async with aclosing(self._monitor.server_events(access, after)) as happened:
                 async for item in happened:
                     place = item.id
                     if item.kind != "question":

@@ -22,10 +22,10 @@ from belljar.monitor.models import (
     FileListing,
     FilePart,
     Followed,
-    Happening,
     Health,
     NameCompletion,
     OutputLines,
+    ServerEvent,
     SessionDetail,
     SessionEntry,
     UsageHistory,
@@ -209,7 +209,7 @@ class Monitor(Protocol):
 
     # What happens
 
-    def happenings(self, access: Access, after: str = "") -> AsyncGenerator[Happening]:
+    def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
         """Yield what happens to sessions after a place; without one, from now on."""
         ...
 

@@ -16,7 +16,7 @@ from belljar.models import Rewinding, SessionFork
 from belljar.monitor.base import Access
 from belljar.monitor.follower import SessionFollower
 from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for
-from belljar.monitor.models import Followed, Happening, SessionEntry
+from belljar.monitor.models import Followed, ServerEvent, SessionEntry
 from belljar.monitor.packages import installing_cell
 from belljar.sessions.session import Session
 
@@ -28,7 +28,7 @@ class LocalMonitor(LocalViews):
 
     # What happens
 
-    async def happenings(self, access: Access, after: str = "") -> AsyncGenerator[Happening]:
+    async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
         """See `Monitor`."""
         changes = self._registry.changes
         number = changes.number
@@ -36,14 +36,14 @@ class LocalMonitor(LocalViews):
             run, _, place = after.rpartition(":")
             is_known = run == self._run and place.isdecimal() and len(place) < 18 and changes.has(int(place))
             if not is_known:
-                yield Happening(id=f"{self._run}:{number}", kind="reset")
+                yield ServerEvent(id=f"{self._run}:{number}", kind="reset")
             else:
                 number = int(place)
         while True:
             for change in changes.after(number):
                 number = change.number
                 if access.may_see(change.principal):
-                    yield Happening(
+                    yield ServerEvent(
                         id=f"{self._run}:{number}",
                         kind=change.kind,
                         state=change.state,

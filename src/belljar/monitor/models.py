@@ -225,7 +225,7 @@ class Followed(Model):
     session: SessionEntry | None = None
 
 
-class Happening(Model):
+class ServerEvent(Model):
     """One thing that happened to the sessions that the reader may see."""
 
     id: str

@@ -23,10 +23,10 @@ from belljar.monitor.models import (
     FileListing,
     FilePart,
     Followed,
-    Happening,
     Health,
     NameCompletion,
     OutputLines,
+    ServerEvent,
     SessionDetail,
     SessionEntry,
     UsageHistory,
@@ -79,7 +79,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
 
 
 _forms: dict[str, TypeAdapter[Any]] = {}
-STREAMS: Final[dict[str, type[Happening | Followed]]] = {"happenings": Happening, "follow": Followed}
+STREAMS: Final[dict[str, type[ServerEvent | Followed]]] = {"server_events": ServerEvent, "follow": Followed}
 
 
 def answer_form(method: str) -> TypeAdapter[Any] | None:

@@ -37,11 +37,11 @@ from belljar.monitor.models import (
     FileListing,
     FilePart,
     Followed,
-    Happening,
     Health,
     NameCompletion,
     OutputLines,
     Server,
+    ServerEvent,
     SessionDetail,
     SessionEntry,
     UsageHistory,
@@ -257,18 +257,18 @@ class RemoteMonitor:
 
     # What happens
 
-    async def happenings(self, access: Access, after: str = "") -> AsyncGenerator[Happening]:
+    async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
         """See `Monitor`. A place has the place of every server in it; servers that start later join."""
         places: dict[str, str] = {}
         for part in after.split(","):
             name, _, number = part.rpartition(":")
             places |= {name: number} if name else {}
-        queue: asyncio.Queue[Happening] = asyncio.Queue(1_000)
+        queue: asyncio.Queue[ServerEvent] = asyncio.Queue(1_000)
         listening: dict[str, asyncio.Task[None]] = {}
 
         async def listen(path: Path, place: str) -> None:
             with suppress(ServerGone):
-                async for item in _stream(path, access, "happenings", {"after": place}):
+                async for item in _stream(path, access, "server_events", {"after": place}):
                     await queue.put(item)
 
         async def look() -> None:

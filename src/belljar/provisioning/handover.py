@@ -14,7 +14,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.kernels.base import Kernel, KernelCheckpoint
 from belljar.kernels.handover_note import RunningNote
 from belljar.outputs.events import Event
-from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, Sandbox
 from belljar.toolbox.base import CallRecord

@@ -19,8 +19,8 @@ from belljar.kernels.forked_process import CheckpointProcess, ForkedProcess, as_
 from belljar.kernels.handover_note import NoteFile
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.wire import Wire
-from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.handover import RestoredCheckpoint, RestoredKernel, RestoreServices
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, SandboxProcess
 from belljar.sandboxes.handover import SandboxHandover

@@ -17,7 +17,7 @@ from belljar.environments.base import Environment
 from belljar.files.private import shown_mode, write_file
 from belljar.inside import RUNNER
 from belljar.kernels.launch import session_environment
-from belljar.provisioning.folders import KernelFolders
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Incident, Sandbox
 

@@ -16,10 +16,10 @@ from belljar.environments.install_room import InstallRoom
 from belljar.environments.package_index import index_variables
 from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.settings import Settings

@@ -20,9 +20,9 @@ from belljar.environments.install_room import InstallRoom
 from belljar.environments.uv import OpenUv
 from belljar.files.addresses import refusal
 from belljar.inside import COMMANDS, RUNNER
-from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import VARIABLE as TARGETS
 from belljar.provisioning.form_targets import ShownTargets
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.package_server import install_for, open_package_server
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 from belljar.skills.session_view import VARIABLE, ShownSkills

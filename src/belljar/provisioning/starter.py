@@ -25,10 +25,10 @@ from belljar.kernels.launch import session_environment
 from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
-from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.form_targets import shown_targets
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders, revoked
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.sandbox_specs import SpecBuilder, limits_of, thread_count
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
@@ -255,7 +255,9 @@ class KernelStarter:
         if not isinstance(serviced, ServicedSandbox) or not isinstance(serviced.inner, ForkedSandbox):
             reason = "" if self._settings.fork_start else "the server's setting fork_start is false"
             reason = (
-                reason or await asyncio.to_thread(provider.nesting_gap) or "it was started with no place to fork from"
+                reason
+                or await asyncio.to_thread(provider.no_nesting_reason)
+                or "it was started with no place to fork from"
             )
             raise CopyRefused(f"this session cannot be forked: {reason}", hint="Start a new session instead")
         environment = kernel.environment

@@ -290,7 +290,7 @@ class Zygotes:
             return None
         if environment.python in self._by_python:
             return self._by_python[environment.python]
-        if await asyncio.to_thread(provider.nesting_gap):
+        if await asyncio.to_thread(provider.no_nesting_reason):
             return None
         # Look again, because another task may have made it during the wait.
         if environment.python not in self._by_python:

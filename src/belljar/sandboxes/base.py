@@ -330,7 +330,7 @@ class ForkableProvider(Protocol):
     its own processes; the sandboxes nested in it live on.
     """
 
-    def nesting_gap(self) -> str:
+    def no_nesting_reason(self) -> str:
         """Say why forking does not work on this host; empty when it does.
 
         Called in a thread before the first forkable sandbox is opened, and by `belljar doctor`. It may try the host

@@ -15,8 +15,8 @@ from belljar.executions.outcome import KernelLoss, StateLossNotice, killed_text
 from belljar.executions.working_folder import DiskQuota
 from belljar.kernels.base import Kernel, StatefulKernel, is_forkable, is_remote
 from belljar.outputs.events import Finished
-from belljar.provisioning.folders import KernelFolders
 from belljar.provisioning.handover import Handover, RestoredCheckpoint, ResumableKernel
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.sandboxes.base import Incident
 from belljar.sessions.checkpoint_deposits import restored_checkpoints
 from belljar.sessions.checkpoints import Checkpoint, Checkpoints, FreshCheckpoint

@@ -280,7 +280,7 @@ class RestApi:
                 body=QuestionAnswer,
             ),
             Operation(
-                "GET", "/events", "What happens to sessions", self._happenings, None, {"after": after}, media=STREAM
+                "GET", "/events", "What happens to sessions", self._server_events, None, {"after": after}, media=STREAM
             ),
         ]
 
@@ -413,11 +413,11 @@ class RestApi:
 
     # What happens
 
-    async def _happenings(self, call: ApiCall) -> Response:
+    async def _server_events(self, call: ApiCall) -> Response:
         after = call.request.headers.get("last-event-id") or call.query["after"]
 
         async def events() -> AsyncGenerator[dict[str, str]]:
-            async with aclosing(self._monitor.happenings(call.access, after)) as happened:
+            async with aclosing(self._monitor.server_events(call.access, after)) as happened:
                 async for item in happened:
                     yield {"event": item.kind, "id": item.id, "data": item.model_dump_json()}
 

