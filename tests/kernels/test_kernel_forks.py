@@ -133,16 +133,43 @@ signal.setitimer(signal.ITIMER_REAL, 0.5, 0.01)  # when the checkpoint is there
 """
 
 
-@pytest.mark.parametrize("code", [TICKING, RINGING], ids=["task", "signal handler"])
+DISPLAYING = """
+import signal
+from IPython.display import HTML
+def show(*_):
+    display(HTML("x"))
+    with open("count", "w") as file: file.write(".....")
+signal.signal(signal.SIGALRM, show)
+signal.setitimer(signal.ITIMER_REAL, 0.5)  # when the checkpoint is there
+"""
+
+
+@pytest.mark.parametrize("code", [TICKING, RINGING, DISPLAYING], ids=["task", "raising handler", "displaying handler"])
 async def test_what_a_cell_left_running_goes_on_after_a_checkpoint_was_forked(
     place: ForkingPlace, origin: IPythonKernel, code: str
 ) -> None:
     await run(origin, code)
     await origin.fork_checkpoint()
     count = place.folders("origin").workspace / "count"
-    await until(lambda: len(count.read_text()) >= 5)
+    await until(lambda: count.exists() and len(count.read_text()) >= 5)
     await origin.fork_checkpoint()
     assert (await run(origin, "1 + 1")).is_ok
+
+
+async def test_a_checkpoint_that_fails_in_the_fork_is_refused_and_the_session_goes_on(origin: IPythonKernel) -> None:
+    # With a thread, what separates the checkpoint from the session is opened in the fork, which has no descriptor left.
+    few = (
+        "import os, resource, threading, time\n"
+        "kept = 1\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "highest = max(map(int, os.listdir('/proc/self/fd')))\n"
+        "filling = [os.dup(0) for _ in range(highest)]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (max(filling) + 3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+    )
+    await run(origin, few)
+    with pytest.raises(BelljarError):
+        await origin.fork_checkpoint()
+    assert await tell(origin, "print(kept)") == "1"
 
 
 # What comes along

@@ -119,9 +119,9 @@ class Channel:
                 (length,) = _LENGTH.unpack_from(self._buffer)
                 end = _LENGTH.size + length
                 if len(self._buffer) >= end:
-                    frame = self._buffer[_LENGTH.size : end].decode("utf-8", "surrogatepass")
+                    frame = self._buffer[_LENGTH.size : end]
                     del self._buffer[:end]
-                    return _DECODER.decode(frame)
+                    return _DECODER.decode(frame.decode("utf-8", "surrogatepass"))
             chunk = self._read()
             self._buffer += chunk
 
@@ -176,8 +176,15 @@ class Channel:
         return self.has_buffered() or bool(poll.poll(0))
 
     def await_message(self) -> None:
-        """Wait until the next message begins, and leave it in the socket. Not while bytes are buffered."""
-        self._sock.recv(1, socket.MSG_PEEK)
+        """Wait until the next message begins, and leave it in the socket.
+
+        The caller looks at `has_buffered` first, because bytes that are here already do not end the wait.
+        """
+        self._is_receiving = True
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        finally:
+            self._is_receiving = False
 
     def has_buffered(self) -> bool:
         """Return whether bytes of a message are buffered, so that polling the socket would miss them."""

@@ -21,7 +21,7 @@ from . import fork
 
 # Not CDLL, which would release the interpreter's lock: the functions of Python need it.
 _python: Any = ctypes.PyDLL(None, use_errno=True)
-# Looked up here, and below bound to local names before the fork, because a lookup writes to the pages of what it finds.
+# We look these up here, because a lookup after the fork writes to the pages of what it finds.
 _before_fork: Any = _python.PyOS_BeforeFork
 _after_fork_in_parent: Any = _python.PyOS_AfterFork_Parent
 _after_fork_in_child: Any = _python.PyOS_AfterFork_Child
@@ -74,21 +74,23 @@ def fork_checkpoint(descriptor: int, ready: bytes, conclude: "Callable[[], None]
 
 
 def _fork_deferring_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[[], None]") -> bool:
-    # Made and asked before the fork: the checkpoint must not touch more than it needs, and the session may have
-    # replaced what answers.
+    # Make all that the checkpoint needs before the fork, because the checkpoint must touch little, and because
+    # the session may have replaced what would make it.
     is_sibling = not fork.has_keeper() and os.getppid() in _FIRST
     clone, arguments = _system_call, _clone_arguments() if is_sibling else ()
     after_fork, set_mask = _after_fork_in_parent, _set_signal_mask
     old_mask, collects = ctypes.create_string_buffer(_SIGNAL_SET_BYTES), gc.isenabled()
     detachment = _Detachment(sock, ready)
+    child, error = -1, errno.ENOSYS
+    # Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting a
+    # thread needs, and since 3.14 a collection too. A signal handler that raises would leave them held.
+    gc.disable()
+    set_mask(_SIG_BLOCK, _ALL_SIGNALS, old_mask)
     try:
-        # Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting
-        # a thread needs, and since 3.14 a collection too. A signal handler that raises would leave them held.
-        gc.disable()
-        set_mask(_SIG_BLOCK, _ALL_SIGNALS, old_mask)
         _before_fork()
-        child = clone(*arguments) if arguments else -1
-        error = 0 if child >= 0 else ctypes.get_errno() if arguments else errno.ENOSYS
+        if arguments:
+            child = clone(*arguments)
+            error = ctypes.get_errno() if child < 0 else 0
         if error in _NO_SIBLING:
             child, error = _fork_orphan()
         if child == 0:
@@ -97,11 +99,11 @@ def _fork_deferring_hooks(sock: _socket.socket, ready: bytes, conclude: "Callabl
             _run_deferred_hooks()
         else:
             after_fork()
-        set_mask(_SIG_SETMASK, old_mask, None)
-        if collects:
-            gc.enable()
     finally:
         detachment.close()
+        if collects:
+            gc.enable()
+        set_mask(_SIG_SETMASK, old_mask, None)
     if error:
         fork.raise_fork_error(error)
     if child > 0:
@@ -190,17 +192,11 @@ class _Detachment:
 
     def __init__(self, sock: _socket.socket, ready: bytes) -> None:
         self.ready, self.send, self.receive = ready, sock.send, sock.recv
+        self.replace, self.start_session, self.exit = os.dup2, os.setsid, os._exit
         self.files: list[int] = []
-        self._silent = fork.open_silent_pipe()
-        try:
-            self._dead = fork.open_dead_socket()
-        except BaseException:
-            os.close(self._silent)
-            raise
-        self.replacements = [(self._silent, 1, True), (self._silent, 2, True)]
-        own = (0, 1, 2, sock.fileno(), self._silent, self._dead)
+        sockets: list[int] = []
         for descriptor in fork.open_descriptors():
-            if descriptor in own:
+            if descriptor in (0, 1, 2, sock.fileno()):
                 continue
             try:
                 mode = os.fstat(descriptor).st_mode
@@ -209,8 +205,15 @@ class _Detachment:
             if stat.S_ISREG(mode):
                 self.files.append(descriptor)
             elif stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
-                self.replacements.append((self._dead, descriptor, False))
-        self.replace, self.start_session, self.exit = os.dup2, os.setsid, os._exit
+                sockets.append(descriptor)
+        self._silent = fork.open_silent_pipe()
+        try:
+            self._dead = fork.open_dead_socket()
+        except BaseException:
+            os.close(self._silent)
+            raise
+        self.replacements = [(self._silent, 1, True), (self._silent, 2, True)]
+        self.replacements += [(self._dead, descriptor, False) for descriptor in sockets]
 
     def close(self) -> None:
         """Close what it has opened, in both processes."""

@@ -45,7 +45,7 @@ def renew_code(hot: "set[types.CodeType]") -> None:
 
 
 def _renewed(code: types.CodeType) -> types.CodeType:
-    """Return an equal code object, with those of the functions and comprehensions in it."""
+    """Return an equal code object, and renew those among its constants: of inner functions and comprehensions."""
     constants = tuple(_renewed(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
     return code.replace(co_consts=constants)
 

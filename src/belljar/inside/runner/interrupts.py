@@ -1,13 +1,14 @@
 """SIGINT: it raises in a running cell, is delayed while a message is half sent, and is ignored between cells."""
 
+import _signal  # pyright: ignore[reportMissingImports] - C's part of `signal`
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# C's function, because Python's looks for the handler among the names of handlers first, which raises and catches.
-_set_handler: Any = getattr(signal.signal, "__wrapped__", signal.signal)
+# C's function, because Python's looks for the old handler among the names of handlers, which raises and catches.
+_set_handler: Any = _signal.signal  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class Interrupts:

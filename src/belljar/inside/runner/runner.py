@@ -10,6 +10,7 @@ from the runner.
 import asyncio
 import builtins
 import contextlib
+import errno
 import getpass
 import importlib
 import itertools
@@ -17,6 +18,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -158,7 +160,7 @@ class Runner(HostLink):
         return self.channel.receive()
 
     def _has_background_tasks(self) -> bool:
-        # Mostly empty, and to ask for the tasks of one loop touches 20 pages.
+        # Look at all tasks first, because there are mostly none, and asking for the tasks of one loop touches 20 pages.
         if _ALL_TASKS is not None and not _ALL_TASKS.data:
             return False
         return not self.loop.is_closed() and bool(asyncio.all_tasks(self.loop))
@@ -204,13 +206,16 @@ class Runner(HostLink):
             encoded = self.channel.encode(answer)
             try:
                 if len(descriptors) == 1:
-                    has_threads = len(threads) > 1 and fork_losses.thread_count() > 1
+                    # Counted again, because `obstacle` ends some, and a signal handler may have started one.
+                    has_threads = len(threads) + threading.active_count() > 2 and fork_losses.thread_count() > 1
                     is_fork = self._fork_checkpoint(descriptors, encoded, has_threads=has_threads)
                 else:
                     is_fork = self._fork_kernel(descriptors, encoded, message)
             except OSError as error:
-                if not descriptors:  # the answer is sent already, and this is from a signal handler of the session's
-                    raise
+                if self.channel.is_forked():
+                    os._exit(errno.EIO)  # a fork that failed; the origin has the socket to the host
+                if not descriptors:
+                    raise  # a signal handler of the session's has raised while the answer was sent, or after it
                 reason = fork.reason_of(error)
             else:
                 if is_fork:
@@ -238,10 +243,16 @@ class Runner(HostLink):
         return is_fork
 
     def _conclude_fork(self, descriptors: list[int], answer: list[bytes], *, waits: bool = False) -> None:
-        """Close the fork's descriptors, and send the answer. `waits`: for the next request, which is left unread."""
-        while descriptors:
-            os.close(descriptors.pop())
-        self.channel.send_encoded(answer)
+        """Send the answer, and close the fork's descriptors.
+
+        With `waits`, wait until the next request arrives, and leave it unread.
+        """
+        own, descriptors[:] = descriptors[:], []  # so that no second answer is sent if a signal handler raises now
+        try:
+            self.channel.send_encoded(answer)
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
         if waits:
             try:
                 self.channel.await_message()

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import compaction, fork, fork_losses, huge_pages, immortal, setns, vfork
+from . import compaction, fork, fork_losses, huge_pages, immortal, rich_output, setns, vfork
 from .channel import Channel, encode_stream
 from .pristine import no_traces
 from .runner import Runner
@@ -185,6 +185,8 @@ _CELLS = (
 )
 _PLAIN_CELLS = _CELLS[-2:]
 """Those that run the same code as most cells do."""
+_PLAIN_ROUNDS = 5
+"""Python specialises code that has run eight times; what is specialised looks up less, and so touches fewer pages."""
 _BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 SetThreads = Callable[[int], Any]
@@ -222,7 +224,7 @@ def _unfitness() -> str:
 
 
 def run_first_times(runner: Runner) -> None:
-    """Do what is slow only the first time: random bytes, figures, tables, cells."""
+    """Do what is slow only the first time: random bytes, figures, tables, cells, a checkpoint."""
     ssl.RAND_bytes(8)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -236,17 +238,18 @@ def run_first_times(runner: Runner) -> None:
         _rehearse(runner, _PLAIN_CELLS)
     gc.collect()
     compaction.fill_gaps()
+    rich_output.gather_printers(runner.shell.display_formatter)
     compaction.renew_code(plain)
     compaction.renew_code(all_kinds - plain)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
     _rehearse(runner, _CELLS)
-    _rehearse(runner, _PLAIN_CELLS * int(os.environ.get("TIMES", "12")))
+    _rehearse(runner, _PLAIN_CELLS * _PLAIN_ROUNDS)
 
 
 def _rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
-    """Serve cells, and fork a checkpoint, which ends at once."""
+    """Serve cells, then fork a checkpoint, which ends at once."""
     ours, theirs = socket.socketpair()
     with ours, theirs, no_traces(runner.shell):
         runner.attach(_RehearsalChannel(ours, theirs, cells))
@@ -256,7 +259,7 @@ def _rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
 
 
 class _RehearsalChannel(Channel):
-    """A connection to a host that has cells run, with a checkpoint after each, acknowledges outputs, and is gone."""
+    """A connection to a host that sends cells and acknowledges outputs, asks for one checkpoint, and closes."""
 
     def __init__(self, sock: socket.socket, peer: socket.socket, cells: "tuple[str, ...]") -> None:
         super().__init__(sock)
@@ -270,19 +273,15 @@ class _RehearsalChannel(Channel):
         for message in messages:
             if message.get("ack"):
                 self._host.send({"op": "ack"})
-            if message["type"] == "finished":
+            elif message["type"] in ("ready", "finished") and self._cells:
+                cell = {"op": "execute", "id": "", "code": self._cells.pop(0), "awaits_go": True}
+                self._host.send(cell, {"op": "go", "id": ""})
+            elif message["type"] == "finished":
                 self._fork_checkpoint()
-            if message["type"] in ("ready", "finished"):
-                self._run_next()
-
-    def _run_next(self) -> None:
-        if self._cells:
-            self._host.send({"op": "execute", "id": "", "code": self._cells.pop(0)})
-        else:
-            self._peer.shutdown(socket.SHUT_WR)
+                self._peer.shutdown(socket.SHUT_WR)
 
     def _fork_checkpoint(self) -> None:
-        """Ask for a checkpoint, which ends at once, because it has no host."""
+        """Ask for a checkpoint, which ends at once, because nobody has the other end of its socket."""
         host, own = socket.socketpair()
         with host, own:
             descriptors = array.array("i", [own.fileno()])
