@@ -450,6 +450,27 @@ print(private_mb())
 _ENDLESS = "class A:\n    def __repr__(self): return repr(self)\nstr(A())"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "html.for_type(int, bold)",
+        "html.for_type_by_name('builtins', 'int', bold)",
+        "html.type_printers[int] = bold",
+        "html.type_printers = {int: bold}",
+        "html.singleton_printers[id(7)] = bold",
+        "formatters['text/html'] = type(html)(); formatters['text/html'].for_type(int, bold)",
+    ],
+)
+async def test_a_form_that_was_given_to_a_plain_type_is_shown_in_a_fork_too(
+    forking_place: ForkingPlace, change: str
+) -> None:
+    async with forking_place.open("ipython", "formatted") as kernel:
+        assert (await run(kernel, "7")).result == {"text/plain": "7"}
+        formatters = "formatters = get_ipython().display_formatter.formatters; html = formatters['text/html']\n"
+        await run(kernel, f"{formatters}bold = lambda number: f'<b>{{number}}</b>'\n{change};")
+        assert (await run(kernel, "7")).result == {"text/plain": "7", "text/html": "<b>7</b>"}
+
+
 async def test_a_recursion_without_end_is_told_as_a_crash(forking_place: ForkingPlace) -> None:
     code = f"import sys; sys.setrecursionlimit(10**9)\n{_ENDLESS}"
     async with forking_place.open("ipython", "deep") as kernel:

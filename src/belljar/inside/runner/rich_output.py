@@ -100,7 +100,9 @@ _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
 
 _PRINTERS = ("singleton_printers", "type_printers", "deferred_printers")
 _values: "dict[int, dict[str, Any]]" = {}
-"""Of each of IPython's formatters, by its id: the dict that it has the values of its traits in."""
+"""Of each formatter in `_gathered`, by its id: the dict that it has the values of its traits in."""
+_gathered: "list[Any]" = []
+"""IPython's formatters; held here, so that no other object can get the id of one."""
 
 
 def gather_printers(display_formatter: Any) -> None:
@@ -114,6 +116,7 @@ def gather_printers(display_formatter: Any) -> None:
             continue
         values: dict[str, Any] = {name: dict(getattr(formatter, name)) for name in _PRINTERS}
         formatter._trait_values = _values[id(formatter)] = {**formatter._trait_values, **values}
+        _gathered.append(formatter)
 
 
 def is_text_alone(value: object, display_formatter: Any) -> bool:
