@@ -233,6 +233,8 @@ def _shortened(message: dict[str, Any], size: int) -> dict[str, Any]:
 
 def is_too_deep(value: Any) -> bool:
     """Return whether containers are nested deeper than a message may be."""
+    if not isinstance(value, _CONTAINERS):
+        return False
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         # Each container once, because one that contains itself twice would double the level with every step.

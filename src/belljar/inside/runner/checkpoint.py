@@ -213,7 +213,8 @@ class _Detachment:
             os.close(self._silent)
             raise
         self.replacements = [(self._silent, 1, True), (self._silent, 2, True)]
-        self.replacements += [(self._dead, descriptor, False) for descriptor in sockets]
+        for descriptor in sockets:
+            self.replacements.append((self._dead, descriptor, False))
 
     def close(self) -> None:
         """Close what it has opened, in both processes."""

@@ -356,7 +356,8 @@ def stir_random() -> None:
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
-# By `os`, not by `pathlib`: these run whenever a checkpoint is forked, and each page that they touch is then copied.
+# By `os`, not by `pathlib`, and without comprehensions, which make functions: these run whenever a checkpoint is
+# forked, and each page that they touch is then copied.
 
 
 def open_descriptors() -> "list[int]":
@@ -366,5 +367,4 @@ def open_descriptors() -> "list[int]":
 
 def names_in(folder: str) -> "list[str]":
     """Return the names of a folder's entries."""
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
+    return os.listdir(folder)  # noqa: PTH208

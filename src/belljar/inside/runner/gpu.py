@@ -19,7 +19,10 @@ _DRIVERS = {"/dev/nvidiactl": "/dev/nvidia-uvm", "/dev/kfd": "/dev/kfd"}
 
 def is_in_use() -> bool:
     """Return whether this process has opened the driver of a GPU to compute on it."""
-    wanted = {opened for shown, opened in _DRIVERS.items() if os.access(shown, os.F_OK)}
+    wanted: set[str] = set()
+    for shown, opened in _DRIVERS.items():  # no comprehension, see `fork.names_in`
+        if os.access(shown, os.F_OK):
+            wanted.add(opened)
     if not wanted:
         return False
     for descriptor in Path("/proc/self/fd").iterdir():

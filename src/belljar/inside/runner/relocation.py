@@ -58,5 +58,8 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
 
 def loop_descriptors(loop: asyncio.AbstractEventLoop) -> "set[int]":
     """Return the event loop's own sockets, which a fork replaces."""
-    ends = (getattr(loop, "_ssock", None), getattr(loop, "_csock", None))
-    return {end.fileno() for end in ends if end is not None}
+    found: set[int] = set()
+    for name in ("_ssock", "_csock"):  # no comprehension, see `fork.names_in`
+        if (end := getattr(loop, name, None)) is not None:
+            found.add(end.fileno())
+    return found

@@ -24,7 +24,10 @@ def prepared(data: dict[str, Any]) -> dict[str, Any]:
     if PLOTLY in data:
         data = {**data, **_draw_plotly(data[PLOTLY])}
         del data[PLOTLY]
-    return {mime: _encoded(value) for mime, value in data.items()}
+    encoded: dict[str, Any] = {}
+    for mime, value in data.items():
+        encoded[mime] = _encoded(value)
+    return encoded
 
 
 def json_value(value: Any) -> Optional["dict[str, Any]"]:
@@ -88,6 +91,8 @@ def _draw_png(io: Any, figure: dict[str, Any], digest: str) -> Any:
     return _state["picture"]
 
 
+# These loops have no comprehensions, because each run of one makes a function, which writes to six pages of a fork.
+#
 # Values that have text only. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of builtin types
 # the answer is known, unless the session has registered a formatter for such a type.
 
@@ -111,7 +116,8 @@ def gather_printers(display_formatter: Any) -> None:
     A look at an object writes to its page, and each page that a fork writes to is copied. Without this every cell that
     has a value touches 60 pages for the look.
     """
-    for formatter in _formatters(display_formatter):
+    others = (display_formatter.ipython_display_formatter, display_formatter.mimebundle_formatter)
+    for formatter in (*display_formatter.formatters.values(), *others):
         if not _is_ipythons(formatter) or not hasattr(formatter, "_trait_values"):
             continue
         values: dict[str, Any] = {name: dict(getattr(formatter, name)) for name in _PRINTERS}
@@ -124,13 +130,14 @@ def is_text_alone(value: object, display_formatter: Any) -> bool:
     inherited = _INHERITED.get(type(value))
     if inherited is None or not _is_ipythons(display_formatter) or "format" in vars(display_formatter):
         return False
-    others = _formatters(display_formatter, but="text/plain")
-    return "text/plain" in display_formatter.formatters and not any(_may_apply(one, inherited) for one in others)
-
-
-def _formatters(display_formatter: Any, but: str = "") -> "list[Any]":
-    found = [formatter for mime, formatter in display_formatter.formatters.items() if mime != but]
-    return [*found, display_formatter.ipython_display_formatter, display_formatter.mimebundle_formatter]
+    formatters = display_formatter.formatters
+    for mime, formatter in formatters.items():
+        if mime != "text/plain" and _may_apply(formatter, inherited):
+            return False
+    for formatter in (display_formatter.ipython_display_formatter, display_formatter.mimebundle_formatter):
+        if _may_apply(formatter, inherited):
+            return False
+    return "text/plain" in formatters
 
 
 def _may_apply(formatter: Any, inherited: "list[tuple[type, tuple[str, str]]]") -> bool:
@@ -140,7 +147,12 @@ def _may_apply(formatter: Any, inherited: "list[tuple[type, tuple[str, str]]]") 
             return True
         values = {name: getattr(formatter, name) for name in _PRINTERS}
     singletons, printers, deferred = map(values.__getitem__, _PRINTERS)
-    return bool(singletons) or any(kind in printers or name in deferred for kind, name in inherited)
+    if singletons:
+        return True
+    for kind, name in inherited:  # noqa: SIM110 - see above
+        if kind in printers or name in deferred:
+            return True
+    return False
 
 
 def _is_ipythons(formatter: Any) -> bool:

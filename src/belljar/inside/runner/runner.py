@@ -301,7 +301,7 @@ class Runner(HostLink):
     # Requests: `op` names the handler
 
     def _on_execute(self, message: dict[str, Any]) -> None:
-        self._run(message, lambda: self._run_cell(message["code"]))
+        self._run(message, partial(self._run_cell, message["code"]))
 
     def _on_comm(self, message: dict[str, Any]) -> None:
         """Deliver a front end's message to a widget. Its callbacks run, and their outputs are sent, as in a cell."""
@@ -397,12 +397,17 @@ class Runner(HostLink):
     def _variables(self) -> list[str]:
         # Filter the hidden names in C first, because IPython adds two of them with every cell.
         shown = itertools.filterfalse(self.shell.user_ns_hidden.__contains__, self.shell.user_ns)
-        names = (name for name in shown if type(name) is str and not name.startswith("_") and len(name) <= LONGEST_NAME)
+        names: list[str] = []
         try:
-            return list(itertools.islice(names, MAX_VARIABLES))
+            for name in shown:
+                if type(name) is str and not name.startswith("_") and len(name) <= LONGEST_NAME:
+                    names.append(name)
+                    if len(names) == MAX_VARIABLES:
+                        break
         except Exception:
             # A key that is no text, and whose `__hash__` or `__eq__` raises.
-            return list(itertools.islice(variables.shown_names(self.shell), MAX_VARIABLES))
+            names = list(itertools.islice(variables.shown_names(self.shell), MAX_VARIABLES))
+        return names
 
     def _on_rehearse(self, message: dict[str, Any]) -> None:
         direct_outputs(self.shell, lambda _message: None)
@@ -508,10 +513,8 @@ def _import_error(name: str) -> str:
 
 
 def _cpu_s() -> float:
-    return sum(
-        usage.ru_utime + usage.ru_stime
-        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    )
+    own, childrens = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + childrens.ru_utime + childrens.ru_stime
 
 
 def main(descriptor: str) -> None:
