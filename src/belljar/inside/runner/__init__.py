@@ -4,3 +4,5 @@ It imports nothing of belljar, so that it runs in any environment that has IPyth
 package `belljar_runner`. It is single-threaded and makes no event loop, socket or lock before `Runner.attach`, so that
 a zygote can build the shell once and fork kernels from it.
 """
+
+from . import cell_names as cell_names  # first, before the modules that have these names in their code

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import stat
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,12 @@ _after_fork_in_child: Any = _python.PyOS_AfterFork_Child
 _set_signal_mask: Any = _python.pthread_sigmask
 _system_call: Any = _python.syscall
 _system_call.restype = ctypes.c_long
+_disable_collection, _enable_collection, _is_collecting = gc.disable, gc.enable, gc.isenabled
+_PEEK = int(_socket.MSG_PEEK)
 _SIGNAL_SET_BYTES = 128  # `sigset_t`
 _ALL_SIGNALS = b"\xff" * _SIGNAL_SET_BYTES
+_signal_mask = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
+"""The signals that were blocked before a fork; only the main thread forks checkpoints."""
 _SIG_BLOCK, _SIG_SETMASK, _SIGCHLD = int(signal.SIG_BLOCK), int(signal.SIG_SETMASK), int(signal.SIGCHLD)
 
 _CLONE = {"x86_64": (56, True), "aarch64": (220, False)}.get(os.uname().machine, (0, False))
@@ -39,77 +44,6 @@ _PR_GET_TID_ADDRESS = 40
 _NO_SIBLING = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
 _FIRST = (1, 0)
 """What `os.getppid()` returns for the first process of our sandbox, and for that of the sandbox ours is nested in."""
-
-_session_hooks: "list[str]" = []
-"""The kinds of fork hooks that the session has registered."""
-
-
-def watch_fork_hooks() -> None:
-    """Learn of the fork hooks that are registered from now on, which nothing else tells."""
-    register = os.register_at_fork
-
-    @functools.wraps(register)
-    def register_at_fork(**hooks: Any) -> None:
-        register(**hooks)
-        _session_hooks.extend(hooks)
-
-    os.register_at_fork = register_at_fork
-
-
-def fork_checkpoint(descriptor: int, ready: bytes, conclude: "Callable[[], None]", *, has_threads: bool) -> bool:
-    """Fork a checkpoint; return False in this process and, when the host wakes it, True in the checkpoint.
-
-    The checkpoint sends `ready` by the socket `descriptor`, then sleeps. It is not our child and has no keeper.
-    `conclude` is called in this process when there is a checkpoint, and should wait for the next request there: each
-    page that is written to before the wait is in memory twice for as long as the session is idle.
-    """
-    # C's class, because libraries such as gevent replace Python's by one that runs other code while it waits.
-    sock = _socket.socket(fileno=descriptor)
-    sock.settimeout(None)  # else it has the default timeout that a cell may have set
-    try:
-        may_defer = not has_threads and not _session_hooks
-        return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, conclude)
-    finally:
-        sock.detach()
-
-
-def _fork_deferring_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[[], None]") -> bool:
-    # Make all that the checkpoint needs before the fork, because the checkpoint must touch little, and because
-    # the session may have replaced what would make it.
-    is_sibling = not fork.has_keeper() and os.getppid() in _FIRST
-    clone, arguments = _system_call, _clone_arguments() if is_sibling else ()
-    after_fork, set_mask = _after_fork_in_parent, _set_signal_mask
-    old_mask, collects = ctypes.create_string_buffer(_SIGNAL_SET_BYTES), gc.isenabled()
-    detachment = _Detachment(sock, ready)
-    child, error = -1, errno.ENOSYS
-    # Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting a
-    # thread needs, and since 3.14 a collection too. A signal handler that raises would leave them held.
-    gc.disable()
-    set_mask(_SIG_BLOCK, _ALL_SIGNALS, old_mask)
-    try:
-        _before_fork()
-        if arguments:
-            child = clone(*arguments)
-            error = ctypes.get_errno() if child < 0 else 0
-        if error in _NO_SIBLING:
-            child, error = _fork_orphan()
-        if child == 0:
-            _sleep(detachment, has_session=False)
-            _drop_pending_signals()
-            _run_deferred_hooks()
-        else:
-            after_fork()
-    finally:
-        detachment.close()
-        if collects:
-            gc.enable()
-        set_mask(_SIG_SETMASK, old_mask, None)
-    if error:
-        fork.raise_fork_error(error)
-    if child > 0:
-        sock.detach()
-        conclude()
-    return child == 0
 
 
 def _clone_arguments() -> "tuple[Any, ...]":
@@ -127,6 +61,85 @@ def _clone_arguments() -> "tuple[Any, ...]":
     # Where C remembers the id of its thread, Linux writes that of the fork.
     flags = _CLONE_PARENT | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id.value else 0) | _SIGCHLD
     return (number, ctypes.c_ulong(flags), None, None, *((thread_id, None) if is_tls_last else (None, thread_id)))
+
+
+Send = Callable[["list[bytes]"], None]
+
+_clone_of_main_thread = _clone_arguments()
+"""The same in all forks, because they have the same addresses."""
+
+_session_hooks: "list[str]" = []
+"""The kinds of fork hooks that the session has registered."""
+
+
+def watch_fork_hooks() -> None:
+    """Learn of the fork hooks that are registered from now on, which nothing else tells."""
+    register = os.register_at_fork
+
+    @functools.wraps(register)
+    def register_at_fork(**hooks: Any) -> None:
+        register(**hooks)
+        _session_hooks.extend(hooks)
+
+    os.register_at_fork = register_at_fork
+
+
+def fork_checkpoint(descriptor: int, ready: bytes, send: "Send", answer: "list[bytes]", *, has_threads: bool) -> bool:
+    """Fork a checkpoint; return False in this process and, when the host wakes it, True in the checkpoint.
+
+    The checkpoint sends `ready` by the socket `descriptor`, then sleeps. It is not our child and has no keeper. When
+    there is a checkpoint, this process closes `descriptor` and calls `send` with `answer`. That should wait for the
+    next request: each page that is written to before the wait is in memory twice for as long as the session is idle.
+    """
+    # C's class, because libraries such as gevent replace Python's by one that runs other code while it waits.
+    sock = _socket.socket(fileno=descriptor)
+    sock.settimeout(None)  # else it has the default timeout that a cell may have set
+    try:
+        may_defer = not has_threads and not _session_hooks
+        return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, send, answer)
+    finally:
+        sock.detach()
+
+
+def _fork_deferring_hooks(sock: _socket.socket, ready: bytes, send: "Send", answer: "list[bytes]") -> bool:
+    # Make all that the checkpoint needs before the fork, because the checkpoint must touch little, and because
+    # the session may have replaced what would make it.
+    is_sibling = not fork.has_keeper() and os.getppid() in _FIRST
+    clone, arguments = _system_call, _clone_of_main_thread if is_sibling else ()
+    after_fork, set_mask, old_mask = _after_fork_in_parent, _set_signal_mask, _signal_mask
+    collects, collect_again = _is_collecting(), _enable_collection
+    detachment = _Detachment(sock, ready)
+    close, silent, dead = os.close, detachment.silent, detachment.dead
+    child, error = -1, errno.ENOSYS
+    # Between Python's work before and after a fork, locks of the interpreter are held: since 3.13 one that starting a
+    # thread needs, and since 3.14 a collection too. A signal handler that raises would leave them held.
+    _disable_collection()
+    set_mask(_SIG_BLOCK, _ALL_SIGNALS, old_mask)
+    try:
+        _before_fork()
+        if arguments:
+            child = clone(*arguments)
+            error = ctypes.get_errno() if child < 0 else 0
+        if error in _NO_SIBLING:
+            child, error = _fork_orphan()
+        if child == 0:
+            _sleep(detachment, has_session=False)
+            _drop_pending_signals()
+            _run_deferred_hooks()
+        else:
+            after_fork()
+    finally:
+        close(silent)
+        close(dead)
+        if collects:
+            collect_again()
+        set_mask(_SIG_SETMASK, old_mask, None)
+    if error:
+        fork.raise_fork_error(error)
+    if child > 0:
+        sock.close()
+        _answer(send, answer)
+    return child == 0
 
 
 def _fork_orphan() -> "tuple[int, int]":
@@ -149,7 +162,7 @@ def _run_deferred_hooks() -> None:
     fork.own_thread_id()
 
 
-def _fork_running_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[[], None]") -> bool:
+def _fork_running_hooks(sock: _socket.socket, ready: bytes, send: "Send", answer: "list[bytes]") -> bool:
     """Fork a checkpoint of a process with threads, or with fork hooks of the session's own.
 
     Without Python's own work after the fork it could wait for ever for the interpreter's lock, because a thread that
@@ -159,15 +172,16 @@ def _fork_running_hooks(sock: _socket.socket, ready: bytes, conclude: "Callable[
     first = fork.fork_process()
     if first:
         fork.raise_fork_error(fork.wait_for(first))
-        sock.detach()
-        conclude()
+        sock.close()
+        _answer(send, answer)
         return False
     fork.reparent()
     fork.start_fork(has_keeper=False)
     random.setstate(numbers)
     detachment = _Detachment(sock, ready)
     _sleep(detachment, has_session=True)
-    detachment.close()
+    os.close(detachment.silent)
+    os.close(detachment.dead)
     return True
 
 
@@ -206,20 +220,22 @@ class _Detachment:
                 self.files.append(descriptor)
             elif stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
                 sockets.append(descriptor)
-        self._silent = fork.open_silent_pipe()
+        self.silent = fork.open_silent_pipe()
         try:
-            self._dead = fork.open_dead_socket()
+            self.dead = fork.open_dead_socket()
         except BaseException:
-            os.close(self._silent)
+            os.close(self.silent)
             raise
-        self.replacements = [(self._silent, 1, True), (self._silent, 2, True)]
+        self.replacements = [(self.silent, 1, True), (self.silent, 2, True)]
         for descriptor in sockets:
-            self.replacements.append((self._dead, descriptor, False))
+            self.replacements.append((self.dead, descriptor, False))
 
-    def close(self) -> None:
-        """Close what it has opened, in both processes."""
-        os.close(self._silent)
-        os.close(self._dead)
+
+def _answer(send: "Send", answer: "list[bytes]") -> None:
+    try:
+        send(answer)
+    except Exception:
+        traceback.print_exc()  # a signal handler of the session's has raised, or the host is gone
 
 
 def _sleep(detachment: _Detachment, *, has_session: bool) -> None:
@@ -227,7 +243,7 @@ def _sleep(detachment: _Detachment, *, has_session: bool) -> None:
 
     Exit when the host is gone, without flushing or exit functions, because these belong to the origin.
     """
-    receive, leave, peek = detachment.receive, detachment.exit, _socket.MSG_PEEK
+    receive, leave, peek = detachment.receive, detachment.exit, _PEEK
     try:
         if not has_session:
             detachment.start_session()

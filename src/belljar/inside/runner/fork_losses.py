@@ -27,7 +27,8 @@ def lost_in_fork(own: "Iterable[int]", threads: "list[str]") -> "list[str]":
     lost: list[str] = []
     if len(threads) > 1:
         lost += [f"thread {thread.name}" for thread in threading.enumerate() if thread is not threading.main_thread()]
-    lost += [f"process {_name_of(pid)} ({pid})" for pid in _children(threads)]
+    for pid in _children(threads):  # no comprehension, see `fork.names_in`
+        lost.append(f"process {_name_of(pid)} ({pid})")
     sockets = 0
     for descriptor in fork.open_descriptors():
         if descriptor not in own and descriptor > _STDERR:

@@ -18,7 +18,6 @@ import os
 import resource
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -118,7 +117,8 @@ class Runner(HostLink):
                 traceback.print_exc()
 
     def _serve_request(self, message: dict[str, Any]) -> None:
-        handler = getattr(self, "_on_" + str(message.get("op")), None)
+        # Interned, because Python does not find other names in its cache of what a class has.
+        handler = getattr(self, sys.intern(f"_on_{message.get('op')}"), None)
         if handler is not None:
             handler(message)
 
@@ -206,16 +206,12 @@ class Runner(HostLink):
             encoded = self.channel.encode(answer)
             try:
                 if len(descriptors) == 1:
-                    # Counted again, because `obstacle` ends some, and a signal handler may have started one.
-                    has_threads = len(threads) + threading.active_count() > 2 and fork_losses.thread_count() > 1
-                    is_fork = self._fork_checkpoint(descriptors, encoded, has_threads=has_threads)
+                    is_fork = self._fork_checkpoint(descriptors, encoded)
                 else:
                     is_fork = self._fork_kernel(descriptors, encoded, message)
             except OSError as error:
                 if self.channel.is_forked():
                     os._exit(errno.EIO)  # a fork that failed; the origin has the socket to the host
-                if not descriptors:
-                    raise  # a signal handler of the session's has raised while the answer was sent, or after it
                 reason = fork.reason_of(error)
             else:
                 if is_fork:
@@ -223,11 +219,14 @@ class Runner(HostLink):
                 return
         self._conclude_fork(descriptors, self.channel.encode({**answer, "error": reason}))
 
-    def _fork_checkpoint(self, descriptors: list[int], answer: list[bytes], *, has_threads: bool) -> bool:
-        waits = not self._has_background_tasks() and not self._waiting and not self.channel.has_buffered()
-        conclude = partial(self._conclude_fork, descriptors, answer, waits=waits)
+    def _fork_checkpoint(self, descriptors: list[int], answer: list[bytes]) -> bool:
+        """Fork a checkpoint, which takes over the descriptor. Return whether this is the checkpoint."""
+        # Counted again, because `obstacle` ends some threads, and a signal handler may have started one.
+        has_threads = fork_losses.thread_count() > 1
+        is_busy = has_threads or self._has_background_tasks() or self._waiting or self.channel.has_buffered()
+        send = self.channel.send_encoded if is_busy else self.channel.send_and_wait
         # Its socket is a stream, also where that of the kernel is one of packets.
-        return fork_checkpoint(descriptors[0], encode_stream(_READY), conclude, has_threads=has_threads)
+        return fork_checkpoint(descriptors[0], encode_stream(_READY), send, answer, has_threads=has_threads)
 
     def _fork_kernel(self, descriptors: list[int], answer: list[bytes], message: dict[str, Any]) -> bool:
         is_fork = fork.fork_kernel(
@@ -242,22 +241,11 @@ class Runner(HostLink):
                 fork.reap()
         return is_fork
 
-    def _conclude_fork(self, descriptors: list[int], answer: list[bytes], *, waits: bool = False) -> None:
-        """Send the answer, and close the fork's descriptors.
-
-        With `waits`, wait until the next request arrives, and leave it unread.
-        """
-        own, descriptors[:] = descriptors[:], []  # so that no second answer is sent if a signal handler raises now
-        try:
-            self.channel.send_encoded(answer)
-        finally:
-            for descriptor in own:
-                os.close(descriptor)
-        if waits:
-            try:
-                self.channel.await_message()
-            except Exception:
-                traceback.print_exc()  # a signal handler of the session's has raised
+    def _conclude_fork(self, descriptors: list[int], answer: list[bytes]) -> None:
+        """Send the answer, and close the fork's descriptors."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.channel.send_encoded(answer)
 
     def _become_fork(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
         self.is_checkpoint = len(descriptors) == 1

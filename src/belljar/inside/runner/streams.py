@@ -33,8 +33,9 @@ class Streams:
 
     def install(self) -> None:
         """Put new text streams into `sys`, or the old ones if they are still open."""
-        for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            original = getattr(sys, f"__{name}__")
+        # Names that are put together here are not in Python's cache of what a class has.
+        for name, original_name, descriptor in (("stdout", "__stdout__", 1), ("stderr", "__stderr__", 2)):
+            original = getattr(sys, original_name)
             if isinstance(original, io.TextIOWrapper) and original in self._kept and not original.closed:
                 setattr(sys, name, original)
                 continue
@@ -49,7 +50,7 @@ class Streams:
             )
             self._kept.append(text)
             setattr(sys, name, text)
-            setattr(sys, f"__{name}__", text)
+            setattr(sys, original_name, text)
 
     def restore(self) -> None:
         """Restore the streams for a new cell, because the last one may have replaced or closed them."""

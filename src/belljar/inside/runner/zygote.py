@@ -176,14 +176,14 @@ _COMMON = (
     *("zipfile", "ctypes"),
 )
 # Cells of the kinds that every session runs: an error, an `await`, a magic, a print, an expression.
-_CELLS = (
+CELLS = (
     "raise ValueError",
     "import asyncio\nawait asyncio.sleep(0)",
     "%pwd",
     "print('', end='')",
     "import sys\n1 + 1",
 )
-_PLAIN_CELLS = _CELLS[-2:]
+PLAIN_CELLS = CELLS[-2:]
 """Those that run the same code as most cells do."""
 _PLAIN_ROUNDS = 5
 """Python specialises code that has run eight times; what is specialised looks up less, and so touches fewer pages."""
@@ -233,9 +233,9 @@ def run_first_times(runner: Runner) -> None:
         _draw_once()
     runner.prepare()
     with compaction.observed_code() as all_kinds:
-        _rehearse(runner, _CELLS)
+        rehearse(runner, CELLS)
     with compaction.observed_code() as plain:
-        _rehearse(runner, _PLAIN_CELLS)
+        rehearse(runner, PLAIN_CELLS)
     gc.collect()
     compaction.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
@@ -244,11 +244,11 @@ def run_first_times(runner: Runner) -> None:
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
-    _rehearse(runner, _CELLS)
-    _rehearse(runner, _PLAIN_CELLS * _PLAIN_ROUNDS)
+    rehearse(runner, CELLS)
+    rehearse(runner, PLAIN_CELLS * _PLAIN_ROUNDS)
 
 
-def _rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
+def rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
     """Serve cells, then fork a checkpoint, which ends at once."""
     ours, theirs = socket.socketpair()
     with ours, theirs, no_traces(runner.shell):
