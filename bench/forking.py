@@ -161,6 +161,8 @@ async def _memory(stage: Stage, lean: Server, default: Server, alone: Figures, c
         sessions = [await server.run(CELL) for _ in range(count)]
         # A second cell, before which the state after the first is kept where states are kept.
         await asyncio.gather(*(server.run("1+1", session) for session in sessions))
+        # Until the states after the second cells are there too: they are taken while a session is idle.
+        await asyncio.sleep(1)
         held[f"PSS of an idle session, {what}"] = server.memory_mb() / count
         await server.clear(*sessions)
     (what, ours), (kept, more) = held.items()
