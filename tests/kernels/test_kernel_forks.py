@@ -129,7 +129,7 @@ def ring(*_):
         if file.tell() >= 5: signal.setitimer(signal.ITIMER_REAL, 0)
     raise OSError("rang")
 signal.signal(signal.SIGALRM, ring)
-signal.setitimer(signal.ITIMER_REAL, 0.5, 0.01)  # when the checkpoint is there
+signal.setitimer(signal.ITIMER_REAL, 0.5, 0.05)  # when the checkpoint is there
 """
 
 

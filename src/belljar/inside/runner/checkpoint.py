@@ -6,6 +6,7 @@ Python's own work after a fork, the fork hooks of libraries among it, waits unti
 """
 
 import _socket
+import contextlib
 import ctypes
 import errno
 import functools
@@ -234,8 +235,9 @@ class _Detachment:
 def _answer(send: "Send", answer: "list[bytes]") -> None:
     try:
         send(answer)
-    except Exception:
-        traceback.print_exc()  # a signal handler of the session's has raised, or the host is gone
+    except Exception:  # a signal handler of the session's has raised, or the host is gone
+        with contextlib.suppress(Exception):  # it may raise again
+            traceback.print_exc()
 
 
 def _sleep(detachment: _Detachment, *, has_session: bool) -> None:

@@ -114,7 +114,8 @@ class Runner(HostLink):
                 failures += 1
                 if failures > _MAX_FAILURES or not self.channel.is_open():
                     raise
-                traceback.print_exc()
+                with contextlib.suppress(Exception):  # the handler may raise again
+                    traceback.print_exc()
 
     def _serve_request(self, message: dict[str, Any]) -> None:
         # Interned, because Python does not find other names in its cache of what a class has.

@@ -104,6 +104,8 @@ class AzureKernel:
         """When the pool itself ends the running cell; None while no cell runs."""
         self._cell_over = asyncio.Event()
         self._death = ""
+        self._is_stopping = False
+        """Whether the pool is being told to delete the session; a cell may find it gone before the pool answers."""
         """Why the kernel has ended; empty while it has not."""
         self._ended = asyncio.Event()
         self._is_closed = False
@@ -238,7 +240,7 @@ class AzureKernel:
             raise KernelDied(self._death)
 
     def _die(self, fact: str) -> KernelDied:
-        self._death = self._death or fact
+        self._death = self._death or (STOPPED if self._is_stopping else fact)
         self._ended.set()
         return KernelDied(self._death)
 
@@ -268,8 +270,7 @@ class AzureKernel:
                     return
         # A pool that cannot be reached is told again by `kill`.
         with contextlib.suppress(BelljarError):
-            await self._session.delete(GOODBYE_S)
-            self._die(STOPPED)
+            await self._delete()
 
     async def kill(self) -> None:
         """See `Kernel`."""
@@ -277,10 +278,17 @@ class AzureKernel:
             return
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._session.delete(GOODBYE_S)
-            self._die(STOPPED)
+                await self._delete()
         except (BelljarError, TimeoutError):
             self._die(STILL_RUNS)
+
+    async def _delete(self) -> None:
+        self._is_stopping = True
+        try:
+            await self._session.delete(GOODBYE_S)
+            self._die(STOPPED)
+        finally:
+            self._is_stopping = False
 
     async def aclose(self) -> None:
         """End the session in the pool, where it would cost until it expires; may be called twice."""

@@ -1,14 +1,14 @@
 """The maps of a sandbox's users: written while bubblewrap waits, by the server or by a helper in a namespace above."""
 
 import asyncio
-import contextlib
 import os
 import subprocess
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.child import start_child, wait_readable
+from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.sandboxes.namespace.trial import BwrapCommand
 
 
@@ -92,13 +92,10 @@ class UserMapHelper:
             os.close(stdin)
             os.close(stdout)
         self.has_ended = False
-        self._is_closed = False
-
-    def __del__(self) -> None:
-        # A sandbox whose loop ends before it, as in a trial of this host, is not closed.
-        if hasattr(self, "_is_closed"):
-            with contextlib.suppress(RuntimeError, OSError):
-                self.close()
+        # A sandbox whose loop ends before it, as in a trial of this host, is not closed. Not `__del__`, because that of
+        # the child's `Popen`, which warns, may be called first.
+        self._end = weakref.finalize(self, _end, self._child, self._stdin, self._stdout)
+        self._end.atexit = False  # it ends by itself then
 
     async def wait_entered(self) -> None:
         """Wait until it is in its namespace, and needs none of the descriptors by which it got there."""
@@ -130,13 +127,14 @@ class UserMapHelper:
     def close(self) -> None:
         """End it; may be called twice."""
         self.has_ended = True
-        if self._is_closed:
-            return
-        self._is_closed = True
-        os.close(self._stdin)
-        os.close(self._stdout)
-        self._child.kill_group()
-        self._child.release()
+        self._end()
+
+
+def _end(child: Child, stdin: int, stdout: int) -> None:
+    os.close(stdin)
+    os.close(stdout)
+    child.kill_group()
+    child.release()
 
 
 async def open_map_helper(entering: Sequence[str]) -> UserMapHelper:
