@@ -232,7 +232,7 @@ def _encoded(message: dict[str, Any]) -> bytes:
     if _make_encoder is None:
         text = _ENCODER.encode(message)
     else:
-        # What `_ENCODER.encode` does, except that it also makes a function, which writes to ten pages of a fork.
+        # What `_ENCODER.encode` does, except that it also makes a function, which writes to pages of a fork.
         text = "".join(_make_encoder({}, str, encode_basestring, None, ": ", ", ", False, False, True)(message, 0))
     # Lone surrogates have no UTF-8 form; replace them by question marks, because the host would refuse the message.
     return text.encode("utf-8", "replace")

@@ -233,6 +233,7 @@ class _Detachment:
 
 
 def _answer(send: "Send", answer: "list[bytes]") -> None:
+    """Send the answer. Raise nothing, because the caller would take it for a failure of the fork and answer again."""
     try:
         send(answer)
     except Exception:  # a signal handler of the session's has raised, or the host is gone

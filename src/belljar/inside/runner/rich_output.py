@@ -91,7 +91,7 @@ def _draw_png(io: Any, figure: dict[str, Any], digest: str) -> Any:
     return _state["picture"]
 
 
-# These loops have no comprehensions, because each run of one makes a function, which writes to six pages of a fork.
+# What follows has no comprehensions, because each run of one makes a function, which writes to pages of a fork.
 #
 # Values that have text only. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of builtin types
 # the answer is known, unless the session has registered a formatter for such a type.

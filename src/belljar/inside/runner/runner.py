@@ -199,7 +199,7 @@ class Runner(HostLink):
         answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own, threads)}
         if message.get("is_elsewhere"):
             answer["lost"] += fork_losses.left_behind()
-        reason, folder = fork_losses.obstacle(len(threads)), ""
+        reason = fork_losses.obstacle(len(threads))
         if not reason:
             self.streams.flush()
             folder = _folder()
@@ -243,7 +243,7 @@ class Runner(HostLink):
         return is_fork
 
     def _conclude_fork(self, descriptors: list[int], answer: list[bytes]) -> None:
-        """Send the answer, and close the fork's descriptors."""
+        """Close the fork's descriptors, and send the answer."""
         for descriptor in descriptors:
             os.close(descriptor)
         self.channel.send_encoded(answer)

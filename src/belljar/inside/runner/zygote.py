@@ -185,8 +185,6 @@ CELLS = (
 )
 PLAIN_CELLS = CELLS[-2:]
 """Those that run the same code as most cells do."""
-_PLAIN_ROUNDS = 5
-"""Python specialises code that has run eight times; what is specialised looks up less, and so touches fewer pages."""
 _BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 SetThreads = Callable[[int], Any]
@@ -245,7 +243,7 @@ def run_first_times(runner: Runner) -> None:
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
     rehearse(runner, CELLS)
-    rehearse(runner, PLAIN_CELLS * _PLAIN_ROUNDS)
+    rehearse(runner, PLAIN_CELLS)
 
 
 def rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
