@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import vfork
+from . import setns, vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
@@ -89,7 +89,14 @@ def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]
 
     def start() -> None:
         enter()
-        if fork_process() == 0:
+        # Not `fork_process`, which touches more: whatever is written to between two forks is in memory twice.
+        thread = threading.get_ident()
+        _forking_threads.add(thread)
+        try:
+            child = os.fork()
+        finally:
+            _forking_threads.discard(thread)
+        if child == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             start_fork(has_keeper=False)
             become()
@@ -113,12 +120,12 @@ def await_sandbox(descriptor: int) -> None:
 def enter_sandbox(sandbox: "dict[str, Any]", holder: int, groups: "list[int]") -> None:
     """Enter the namespaces of a process, and before that the control groups, and close the descriptors of both."""
     for group in groups:
-        with contextlib.suppress(OSError):  # then the host moves this process into the group, which takes longer
+        try:
             os.write(group, b"0")
+        except OSError:  # then the host moves this process into the group, which takes longer
+            pass
         os.close(group)
-    from .setns import enter
-
-    enter(holder, sandbox["flags"], sandbox["uid"], sandbox["gid"])
+    setns.enter(holder, sandbox["flags"], sandbox["uid"], sandbox["gid"])
     os.close(holder)
 
 

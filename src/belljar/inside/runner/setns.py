@@ -14,6 +14,8 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL =
 _MAX_CAPABILITIES = 64
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
+_prctl, _setns, _capset = _libc.prctl, _libc.setns, _libc.capset
+_HEADER, _NO_CAPABILITIES = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
 
 
 def enter(holder: int, flags: int, uid: int, gid: int) -> None:
@@ -21,16 +23,15 @@ def enter(holder: int, flags: int, uid: int, gid: int) -> None:
 
     Only children of this process are in the new pid namespace.
     """
-    _check(_libc.setns(holder, flags), "setns")
+    _check(_setns(holder, flags), "setns")
     os.setresgid(gid, gid, gid)
     # Drop the bounding set before the user changes, because that needs a capability.
     for capability in range(_MAX_CAPABILITIES):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+        if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
     os.setresuid(uid, uid, uid)
-    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _check(_capset(_HEADER, _NO_CAPABILITIES), "capset")
 
 
 def own_proc_entry() -> None:
@@ -38,7 +39,7 @@ def own_proc_entry() -> None:
 
     Debuggers and profilers of the session would fail otherwise.
     """
-    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    _prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def _check(answer: int, call: str) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 _ANY_CHILD = 0x40000000  # __WALL: the child sends no signal when it ends, so that no handler waits for it
 
-_Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
 
 def is_possible() -> bool:
     """Return whether a child can be started here."""
-    return _stack() > 0 and hasattr(_library(), "clone")
+    _, _, stack = _prepare()
+    return bool(stack.value)
 
 
 def run_in_child(function: "Callable[[], None]") -> None:
@@ -29,36 +28,48 @@ def run_in_child(function: "Callable[[], None]") -> None:
     Only for a process with one thread. The function must return in the child; it may fork, and a process that it forked
     need not return. If the child is killed before that, this process exits, because its own state is then half changed.
     """
-    errors: list[BaseException] = []
-    has_returned: list[bool] = []
-
-    def run(_argument: Any) -> int:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-        has_returned.append(True)
-        return 0
-
-    child = _library().clone(_Function(run), ctypes.c_void_p(_stack()), _CLONE_VM | _CLONE_VFORK, None)
+    clone, run, stack = _prepare()
+    _functions.append(function)
+    child = clone(run, stack, _CLONE_VM | _CLONE_VFORK, None)
     if child < 0:
         number = ctypes.get_errno()
+        _functions.clear()
         raise OSError(number, f"clone: {os.strerror(number)}")
-    if not has_returned:
+    if _functions:
         os._exit(1)
     os.waitpid(child, _ANY_CHILD)
-    if errors:
-        raise errors[0]
+    if _errors:
+        raise _errors.pop()
+
+
+_functions: "list[Callable[[], None]]" = []
+"""The function that the child is to run; empty once it has returned."""
+_errors: "list[BaseException]" = []
+"""What it has raised."""
+
+
+def _run(_argument: Any) -> int:
+    try:
+        _functions[0]()
+    except BaseException as error:
+        _errors.append(error)
+    _functions.clear()
+    return 0
 
 
 @cache
-def _library() -> Any:
+def _prepare() -> "tuple[Any, Any, ctypes.c_void_p]":
+    """Return C's `clone` and its first two arguments; no stack where there can be no such child.
+
+    Made once: whatever a zygote writes to between two forks is in memory twice.
+    """
     # Not CDLL, which would release the lock of the interpreter that the child needs.
-    return ctypes.PyDLL(None, use_errno=True)
+    clone = getattr(ctypes.PyDLL(None, use_errno=True), "clone", None)
+    run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)
+    return clone, run, ctypes.c_void_p(_find_stack() if clone else 0)
 
 
-@cache
-def _stack() -> int:
+def _find_stack() -> int:
     """Return where the child's stack begins; 0 where that is unknown.
 
     Below all that this process has used of its own stack, which grows by itself. Not memory apart from it, because
