@@ -6,11 +6,11 @@ The command starts no session and changes nothing but the files it writes.
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -19,14 +19,21 @@ from belljar.cli.streams import print_output
 from belljar.control import ask_sessions
 from belljar.errors import InvalidArgument
 from belljar.journal.archive import Archive, open_archive
-from belljar.outputs.html import page_of
-from belljar.outputs.markdown import ImageFiles, markdown_of
-from belljar.outputs.notebook import notebook_of, written
-from belljar.outputs.script import script_of
+from belljar.outputs.export_formats import EXPORT_FORMATS, ExportFormat, ExportOptions, export, format_of_file
+from belljar.outputs.markdown import ImageFiles
+from belljar.outputs.notebook import notebook_of
 from belljar.settings import load_settings
 
 _KERNEL = "kernel:"
-_FORMS = {".ipynb": "ipynb", ".html": "html", ".htm": "html", ".py": "py", ".md": "md", ".markdown": "md"}
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
+
+
+_NAMES = _listed(EXPORT_FORMATS)
+_ENDINGS = _listed(info.endings[0] for info in EXPORT_FORMATS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class ExportRequest:
 
     session: str
     output: str
-    form: str | None = None
+    form: ExportFormat | None = None
     has_outputs: bool | None = None
     limit_chars: int = 0
     runs_scripts: bool = False
@@ -51,10 +58,10 @@ def command(
     session: Annotated[str, typer.Argument(help="The session's id, or enough of its beginning.")],
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write, .ipynb, .html, .py or .md; - for stdout."),
+        typer.Option("--output", "-o", metavar="FILE", help=f"File to write, {_ENDINGS}; - for stdout."),
     ],
     form: Annotated[
-        Literal["ipynb", "html", "py", "md"] | None,
+        ExportFormat | None,
         typer.Option("--format", help="Its format, where the name does not say."),
     ] = None,
     has_outputs: Annotated[
@@ -95,7 +102,8 @@ def _export(data_directory: Path, request: ExportRequest) -> int:
     missing: list[str] = []
     with open_archive(data_directory) as archive:
         notebook = _notebook(archive, data_directory, request, missing)
-    text = _rendered(notebook, form, request, album)
+    options = ExportOptions(request.has_outputs, runs_scripts=request.runs_scripts, images=album)
+    text = export(notebook, form, options)
     if missing:
         print(f"warning: {len(missing)} displays are no longer on disk and left out", file=sys.stderr)
     if request.path is None:
@@ -107,17 +115,17 @@ def _export(data_directory: Path, request: ExportRequest) -> int:
     return 0
 
 
-def _form_of(request: ExportRequest) -> str:
+def _form_of(request: ExportRequest) -> ExportFormat:
     if request.form is not None:
         return request.form
     if request.path is None:
-        raise InvalidArgument("stdout has no name that says a format", hint="Add --format ipynb, html, py or md")
-    suffix = request.path.suffix.lower()
-    if suffix not in _FORMS:
+        raise InvalidArgument("stdout has no name that says a format", hint=f"Add --format {_NAMES}")
+    form = format_of_file(request.path.suffix)
+    if form is None:
         raise InvalidArgument(
-            f"{request.path} has no ending that says a format", hint="Use .ipynb, .html, .py or .md, or add --format"
+            f"{request.path} has no ending that says a format", hint=f"Use {_ENDINGS}, or add --format"
         )
-    return _FORMS[suffix]
+    return form
 
 
 def _check_free(request: ExportRequest, album: ImageFiles) -> None:
@@ -149,20 +157,6 @@ def _is_live(data_directory: Path, session_id: str) -> bool:
     """Return whether a running server has the session; a server that does not answer may have it."""
     found, silent = asyncio.run(ask_sessions(data_directory))
     return bool(silent) or any(info.session_id == session_id for _, _, info in found)
-
-
-def _rendered(notebook: Any, form: str, request: ExportRequest, album: ImageFiles) -> str:
-    has_outputs = request.has_outputs if request.has_outputs is not None else form != "py"
-    if not has_outputs:
-        for cell in notebook.cells:
-            cell.outputs = []
-    renderers: dict[str, Callable[[], str]] = {
-        "ipynb": partial(written, notebook),
-        "html": partial(page_of, notebook, runs_scripts=request.runs_scripts),
-        "py": partial(script_of, notebook),
-        "md": partial(markdown_of, notebook, album),
-    }
-    return renderers[form]()
 
 
 def _write_album(folder: Path, album: ImageFiles, *, force: bool) -> None:

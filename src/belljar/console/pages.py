@@ -16,6 +16,7 @@ from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
 from belljar.monitor.base import Access, Monitor, SessionFilter
 from belljar.monitor.models import ExecutionEntry, SessionDetail, SessionEntry
+from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
@@ -119,6 +120,7 @@ class Pages:
             older=older,
             after=_place(views),
             allows_scripts=self._allows_scripts,
+            export_formats=EXPORT_FORMATS,
         )
 
     def session_header(self, access: Access, entry: SessionEntry) -> str:

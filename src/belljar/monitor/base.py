@@ -30,6 +30,7 @@ from belljar.monitor.models import (
     SessionEntry,
     UsageHistory,
 )
+from belljar.outputs.export_formats import ExportFormat
 
 if TYPE_CHECKING:
     from belljar.monitor.packages import PackageList
@@ -77,9 +78,6 @@ def place_of(cursor: str) -> str:
         raise InvalidArgument(
             f"cursor {cursor[:64]!r} is none that a list gave", hint="Pass the `next` of the page before, unchanged"
         ) from None
-
-
-NotebookForm = Literal["ipynb", "html", "py", "md"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class Monitor(Protocol):
         """Return decisions of the policy, newest first."""
         ...
 
-    async def notebook(self, access: Access, session_id: str, form: NotebookForm) -> bytes:
+    async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
         """Return all executions of a session as a file."""
         ...
 

@@ -22,7 +22,6 @@ from belljar.monitor.base import (
     MAX_MATCHES,
     STREAM_CHARS,
     Access,
-    NotebookForm,
     SessionFilter,
     cursor_of,
     place_of,
@@ -51,6 +50,7 @@ from belljar.monitor.packages import PackageList, list_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
 from belljar.monitor.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
+from belljar.outputs.export_formats import ExportFormat
 from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.registry import Registry
 
@@ -264,7 +264,7 @@ class LocalViews:
             await self._execution_row(access, execution_id)
         return await asyncio.to_thread(read_decisions, self._data_directory, access, execution_id, limit)
 
-    async def notebook(self, access: Access, session_id: str, form: NotebookForm) -> bytes:
+    async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
         """See `Monitor`."""
         await self._row(access, session_id)
         self._registry.journal.commit()

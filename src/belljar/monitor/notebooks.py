@@ -1,30 +1,14 @@
-"""A session's notebook as a file in one of four forms, bounded as `session://…/notebook` is."""
+"""A session's notebook as a file in one of the formats of exports, bounded as `session://…/notebook` is."""
 
 from functools import partial
 from pathlib import Path
 
-from belljar.monitor.base import NotebookForm
 from belljar.outputs.displays import read_display
-from belljar.outputs.html import page_of
-from belljar.outputs.markdown import ImageFiles, markdown_of
-from belljar.outputs.notebook import written
-from belljar.outputs.script import script_of
+from belljar.outputs.export_formats import ExportFormat, export
 from belljar.sessions.history import bounded_notebook
 
 
-def notebook_file(data_directory: Path, session_id: str, form: NotebookForm) -> bytes:
+def notebook_file(data_directory: Path, session_id: str, form: ExportFormat) -> bytes:
     """Return the file. Opens a connection of its own, so any thread may call it."""
     read = partial(read_display, data_directory / "sessions" / session_id / "displays")
-    notebook = bounded_notebook(data_directory, session_id, read)
-    match form:
-        case "ipynb":
-            text = written(notebook)
-        case "html":
-            text = page_of(notebook)
-        case "md":
-            text = markdown_of(notebook, ImageFiles(""))
-        case "py":
-            for cell in notebook.cells:
-                cell.outputs = []
-            text = script_of(notebook)
-    return text.encode(errors="replace")
+    return export(bounded_notebook(data_directory, session_id, read), form).encode(errors="replace")

@@ -29,7 +29,7 @@ from belljar.errors import (
 )
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import STREAM_CHARS, Access, NotebookForm, SessionFilter, cursor_of
+from belljar.monitor.base import STREAM_CHARS, Access, SessionFilter, cursor_of
 from belljar.monitor.models import (
     CallEntry,
     EntryPage,
@@ -49,6 +49,7 @@ from belljar.monitor.models import (
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
 from belljar.monitor.packages import PackageList
 from belljar.monitor.variables import TableRows, VariableList
+from belljar.outputs.export_formats import ExportFormat
 
 _T = TypeVar("_T")
 _LOOK_S: Final = 2.0
@@ -209,7 +210,7 @@ class RemoteMonitor:
         """See `Monitor`. The log is one file for all servers."""
         return await self._first(ExecutionNotFound, access, "decisions", execution_id=execution_id, limit=limit)
 
-    async def notebook(self, access: Access, session_id: str, form: NotebookForm) -> bytes:
+    async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
         """See `Monitor`."""
         return await self._of_session(access, "notebook", session_id, form=form)
 

@@ -3,19 +3,19 @@
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from belljar.monitor.base import NotebookForm
+from belljar.outputs.export_formats import EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from belljar.surfaces.api_operations import Operation
 
 _PART = re.compile(r"\{(\w+)(?::\w+)?\}")
 # What parts of paths may be, where they are no ids and no names.
-_FORMS: dict[str, dict[str, Any]] = {"form": {"enum": list(get_args(NotebookForm))}}
+_FORMS: dict[str, dict[str, Any]] = {"form": {"enum": [*EXPORT_FORMATS]}}
 _REFUSALS = {
     "400": "An argument is wrong",
     "401": "No credentials, or none that are accepted",

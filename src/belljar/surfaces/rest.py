@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Final, Literal, cast
+from typing import Literal
 
 from pydantic import Field, JsonValue
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import MAX_COMPLETED_CHARS, Monitor, NotebookForm, SessionFilter
+from belljar.monitor.base import MAX_COMPLETED_CHARS, Monitor, SessionFilter
 from belljar.monitor.models import (
     CallEntry,
     EntryPage,
@@ -33,6 +33,7 @@ from belljar.monitor.models import (
     SessionEntry,
     UsageHistory,
 )
+from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
 from belljar.surfaces.api_operations import (
     BYTES,
     CURSOR,
@@ -50,13 +51,6 @@ from belljar.surfaces.api_operations import (
 from belljar.surfaces.api_variables import package_operations, variable_operations
 from belljar.surfaces.event_streams import StreamShares, event_stream
 from belljar.surfaces.file_ranges import file_download
-
-_NOTEBOOK_TYPES: Final[dict[str, str]] = {
-    "ipynb": "application/x-ipynb+json",
-    "html": "text/html; charset=utf-8",
-    "py": "text/x-python; charset=utf-8",
-    "md": "text/markdown; charset=utf-8",
-}
 
 
 class NewSession(Model):
@@ -351,11 +345,12 @@ class RestApi:
         return attachment(await self._monitor.display(call.access, call.path("execution_id"), name), name)
 
     async def _notebook(self, call: ApiCall) -> Response:
-        session_id, form = call.path("session_id"), call.path("form")
-        if form not in _NOTEBOOK_TYPES:
-            raise InvalidArgument(f"form {form[:64]!r} is none of {', '.join(_NOTEBOOK_TYPES)}")
-        content = await self._monitor.notebook(call.access, session_id, cast("NotebookForm", form))
-        return attachment(content, f"session-{session_id[:8]}.{form}", _NOTEBOOK_TYPES[form])
+        session_id, name = call.path("session_id"), call.path("form")
+        form = format_named(name)
+        if form is None:
+            raise InvalidArgument(f"form {name[:64]!r} is none of {', '.join(EXPORT_FORMATS)}")
+        content = await self._monitor.notebook(call.access, session_id, form)
+        return attachment(content, f"session-{session_id[:8]}.{form}", EXPORT_FORMATS[form].media_type)
 
     async def _files(self, call: ApiCall) -> Model:
         path, after = call.query["path"], call.query["after"]
