@@ -204,7 +204,7 @@ async def test_executions_are_in_order_whatever_the_clock_says(journal: Journal)
     for execution_id, submitted_at in (("first", 3e9), ("second", 1.0), ("third", 2e9)):
         journal.submit(ExecutionRecord(execution_id, "session", OWNER, "code", None), submitted_at)
     assert [record.id for record in journal.of_session("session")] == ["first", "second", "third"]
-    assert journal.timeline("session", 2) == ["second", "third"]
+    assert journal.not_undone("session", 2) == ["second", "third"]
 
 
 async def test_an_execution_is_on_record_before_its_code_runs(journal: Journal, path: Path) -> None:

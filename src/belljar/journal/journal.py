@@ -212,7 +212,7 @@ class Journal(JournalWriter):
         query = f"{_RECORD} WHERE session_id = ? AND result IS NULL ORDER BY rowid"
         return [_record(row) for row in self.rows(query, (session_id,))]
 
-    def timeline(self, session_id: str, most: int) -> list[str]:
+    def not_undone(self, session_id: str, most: int) -> list[str]:
         """Return the ids of the last `most` executions of a session that were not undone, in order."""
         query = "SELECT id FROM executions WHERE session_id = ? AND undone_at IS NULL ORDER BY rowid DESC LIMIT ?"
         return [row[0] for row in self.rows(query, (session_id, most))][::-1]

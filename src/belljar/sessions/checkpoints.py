@@ -373,7 +373,7 @@ MAX_REMEMBERED = 1_000
 MAX_DIGITS = 9
 
 
-class Timeline:
+class UndoHistory:
     """The last executions of one session that were not undone."""
 
     def __init__(self, session_id: str, journal: Journal) -> None:
@@ -382,8 +382,8 @@ class Timeline:
         self._ids: list[str] = []
 
     def restore(self) -> None:
-        """Read the timeline that an earlier server left from the journal."""
-        self._ids = self._journal.timeline(self._session_id, MAX_REMEMBERED)
+        """Read what an earlier server left from the journal."""
+        self._ids = self._journal.not_undone(self._session_id, MAX_REMEMBERED)
 
     @property
     def ids(self) -> tuple[str, ...]:

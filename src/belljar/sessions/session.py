@@ -43,7 +43,7 @@ from belljar.sandboxes.base import Incident
 from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.changes import ChangeKind, ChangeLog
 from belljar.sessions.checkpoint_deposits import CheckpointDeposits
-from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, Timeline
+from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, UndoHistory
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
@@ -133,7 +133,7 @@ class Session:
         """The people who share it; it counts as used while there are any."""
         self.comms = SessionComms(self)
         """The messages between its widgets and the front ends that show them."""
-        self.timeline = Timeline(self.id, journal)
+        self.undo_history = UndoHistory(self.id, journal)
         self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
@@ -239,7 +239,7 @@ class Session:
 
     def on_turn(self, execution_id: str, number: int) -> str:
         """See `ExecutionContext`."""
-        self.timeline.add(execution_id)
+        self.undo_history.add(execution_id)
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
@@ -310,7 +310,7 @@ class Session:
         # In a task of its own, because a caller that stops waiting must not leave it half done, with the files of one
         # state and the variables of another. The target is resolved now, while nothing runs, because there may be
         # further executions by the time it gets the turn.
-        rewinding = self.queue.run_aside(self._rewind(self.timeline.target(to)))
+        rewinding = self.queue.run_aside(self._rewind(self.undo_history.target(to)))
         try:
             return await asyncio.shield(rewinding)
         except asyncio.CancelledError:
@@ -336,7 +336,7 @@ class Session:
         """Record an execution and those after it as undone, because the session was rewound; return their ids."""
         if self.sharing is not None:
             self.sharing.forget()
-        undone = self.timeline.undo_since(since)
+        undone = self.undo_history.undo_since(since)
         for execution_id in undone:
             self._publish("execution", "undone", execution_id)
         return undone
@@ -372,8 +372,8 @@ class Session:
         """Restore a session of an earlier server from its record; `loss` says why its checkpoints are lost."""
         self.lease.restore(entry.created_at)
         self.count = entry.executions
-        self.timeline.restore()
-        self.session_kernel.checkpoints.mark_lost(self.timeline.ids, loss)
+        self.undo_history.restore()
+        self.session_kernel.checkpoints.mark_lost(self.undo_history.ids, loss)
         self.session_kernel.variables = entry.variables
 
     def is_blank(self) -> bool:

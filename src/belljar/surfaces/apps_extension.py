@@ -101,7 +101,7 @@ class SessionApp:
         # Looking must not wake the session.
         _, environment = self._sessions.folders_and_environment(session_id, principal)
         self._sessions.journal.commit()
-        ids = [execution_id] if execution_id else self._sessions.journal.timeline(session_id, MAX_CELLS)
+        ids = [execution_id] if execution_id else self._sessions.journal.not_undone(session_id, MAX_CELLS)
         results = [self._result(each, session_id, principal) for each in ids]
         codes = [self._code(each) for each in ids]
         read = self._sessions.executions.display_reader(session_id)
