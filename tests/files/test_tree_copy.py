@@ -205,6 +205,18 @@ def test_a_disk_that_fails_leaves_nothing_half_made(
     assert not (place / "copy").exists()
 
 
+def test_a_copy_that_finds_the_disk_full_says_who_can_free_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "session" / "file").write_bytes(b"content")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tree_copy, "copy_content", fail)
+    with pytest.raises(TooLarge) as refused:
+        copy(place)
+    assert "operator" in refused.value.hint
+
+
 def test_a_folder_swapped_for_a_link_at_the_last_moment_is_not_followed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,19 @@ def discard(directory: int, leaf: str) -> None:
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def no_room(message: str, error: OSError) -> TooLarge | None:
+    """Return the error for a write that found no room; None if it failed for another reason.
+
+    A full disk may be full of what others have written, so deleting files of the session may not be enough.
+    """
+    if error.errno not in _NO_ROOM:
+        return None
+    if error.errno == errno.ENOSPC:
+        hint = "The server's disk is full: delete files of the session, or have the operator free some space"
+        return TooLarge(message, hint=hint)
+    return TooLarge(message, hint="Delete files of the session first")
+
+
 def demand_regular(status: os.stat_result, name: str) -> None:
     """Raise `FileMissing` for anything but a regular file."""
     if not stat.S_ISREG(status.st_mode):
@@ -148,8 +161,8 @@ def unreachable(name: str, action: str, error: OSError) -> FileMissing:
 
 def unwritable(name: str, size: int, error: OSError) -> BelljarError:
     """Return the error for a file of that size that could not be written."""
-    if error.errno in _NO_ROOM:
-        return TooLarge(f"no room for the {size} bytes of {shown(name)}", hint="Delete files of the session first")
+    if refusal := no_room(f"no room for the {size} bytes of {shown(name)}", error):
+        return refusal
     if isinstance(error, IsADirectoryError):
         return InvalidPath(f"{shown(name)} is a directory", hint="Choose another name")
     return InvalidPath(f"{shown(name)} cannot be written: {error.strerror}", hint="Choose another name")

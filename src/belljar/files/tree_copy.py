@@ -27,14 +27,13 @@ from belljar.files.fd_walk import (
     remove,
 )
 from belljar.files.file_types import kind_of
-from belljar.files.openat import Owner
+from belljar.files.openat import Owner, no_room
 from belljar.files.stat_trust import steadily
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Permissions and the sticky bit. Set-user-ID and set-group-ID bits are not copied, because such a file runs with its
 # owner's rights.
 _KEPT_MODE = 0o1777
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _HINT = "Delete files of the session first"
 
 
@@ -222,9 +221,8 @@ def _unmake(target: Path, *, is_made: bool) -> None:
 
 
 def _uncopied(error: OSError) -> BelljarError:
-    if error.errno in _NO_ROOM:
-        return TooLarge(f"the folder cannot be copied: {error.strerror}", hint=_HINT)
-    return EngineError(f"the folder cannot be copied: {error.strerror}")
+    message = f"the folder cannot be copied: {error.strerror}"
+    return no_room(message, error) or EngineError(message)
 
 
 # The content of one file: blocks are shared if the file system can, else copied with their holes, or compared. This
