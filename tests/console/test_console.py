@@ -72,8 +72,11 @@ async def test_a_cookie_does_not_work_from_another_origin(place: Place) -> None:
 async def test_a_link_works_once(place: Place) -> None:
     token = place.console.sign_in.links.make()
     async with place.browser() as browser, place.browser() as second:
-        assert (await browser.post("/console/enter", data={"token": token})).status_code == 303
-        assert "HttpOnly" in str(browser.cookies.jar) or browser.cookies
+        entered = await browser.post("/console/enter", data={"token": token})
+        assert entered.status_code == 303
+        cookie = entered.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
         assert (await browser.get("/console")).status_code == 200
         again = await second.post("/console/enter", data={"token": token})
         assert (again.status_code, "has been used" in again.text) == (401, True)

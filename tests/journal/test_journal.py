@@ -13,7 +13,7 @@ from belljar.errors import Busy, SettingsError
 from belljar.journal import writer
 from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, open_journal
 from belljar.journal.schema import VERSION, version_of
-from belljar.journal.session_records import SessionRecords
+from belljar.journal.session_records import SessionRecords, iso_ms
 from belljar.models import ExecutionResult, OutputEvent
 from waiting import until
 
@@ -300,3 +300,8 @@ async def test_a_file_that_is_no_journal_is_refused_in_words_and_left_alone(path
     ):
         pass
     assert path.read_bytes().startswith(b"something else entirely")
+
+
+def test_a_time_that_no_calendar_has_is_written_as_the_nearest_that_it_has() -> None:
+    assert iso_ms(-70e9) == "0001-01-01T00:00:00.000Z"
+    assert iso_ms(1e15) == "9999-12-31T23:59:59.000Z"

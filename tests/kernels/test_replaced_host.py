@@ -245,6 +245,22 @@ async def test_a_question_is_asked_again(hosted: HostedRunner, asked: str, form:
     assert isinstance(events[-1], Finished)
 
 
+async def test_a_question_that_no_host_has_read_is_asked_once(hosted: HostedRunner) -> None:
+    hosted.note.note_execution("e", 0)
+    hosted.note.send(1, allow_input=True)
+    code = "kept, deleted = input('Keep? '), input('Delete? ')\nprint(kept, deleted)"
+    await hosted.wire.send({"op": "execute", "id": 1, "code": code, "allow_input": True})
+    kernel = await hosted.hand_on()
+    events: list[Event] = []
+    async for event in kernel.resume():
+        events.append(event)
+        if isinstance(event, InputRequest):
+            await kernel.reply_input(f"answer to {event.prompt}")
+    asked = [event.prompt for event in events if isinstance(event, InputRequest)]
+    assert asked == ["Keep? ", "Delete? "]
+    assert said(events) == "answer to Keep?  answer to Delete? \n"
+
+
 async def test_a_cell_that_runs_can_be_interrupted_by_the_next_host(hosted: HostedRunner) -> None:
     heard: list[Event] = []
     listening = listen(hosted.kernel, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(600)", heard)

@@ -237,7 +237,7 @@ async def test_nothing_of_the_doorstep_is_left_for_the_session(provider: Provide
     sandbox, _ = await open_sandbox(provider)
     code = """
 import os
-print(os.listdir('/run/doorstep'), os.listdir('/run/belljar'))
+print(os.listdir('/run/container-init'), os.listdir('/run/belljar'))
 for path in ('/proc/1/fd/3', '/proc/1/mem', '/proc/1/environ'):
     try: print(open(path, 'rb').read(9))
     except OSError as error: print(error.strerror)

@@ -99,7 +99,9 @@ async def test_the_operators_skills_are_imported_with_hyphens_as_underscores(cal
     run = "!cd skills/pdf-pages/scripts && python -c 'import page; print(page.turn())'"
     assert (await caller.execute(run, shared_session)).stdout.strip() == "3"
     missing = await caller.execute("from skills.pdf_pages import nothing", shared_session)
-    assert "has no 'nothing'; it has helper, page" in str(missing.error) or "cannot import name" in str(missing.error)
+    assert "cannot import name 'nothing'" in str(missing.error)
+    missing = await caller.execute("import skills.pdf_pages\nskills.pdf_pages.nothing", shared_session)
+    assert "has no 'nothing'; it has helper, page" in str(missing.error)
 
 
 async def test_what_the_operator_adds_is_seen_by_the_next_cell(caller: Caller, shared_session: str, operator: Path):
@@ -131,7 +133,7 @@ async def test_what_the_operator_adds_is_seen_by_the_next_cell(caller: Caller, s
         ({"name": "pdf-pages", "code": "1"}, "the operator has a skill 'pdf-pages' already"),
         ({"description": "x" * 1025, "code": "1"}, "description has 1,025 characters"),
         ({"description": " ", "code": "1"}, "description is missing or empty"),
-        ({}, "has neither code, files nor instructions"),
+        ({}, "has neither code nor files"),
         ({"files": {"../../etc/cron.d/x": "1"}}, "is no path of a file in a skill"),
         ({"files": {"SKILL.md": "---\n- a\n---\n"}}, "SKILL.md, line 2: the front matter is no mapping"),
         ({"files": {"SKILL.md": "---\na: &a [1]\nb: *a\n---\n"}}, "SKILL.md, line 2: anchors and aliases"),

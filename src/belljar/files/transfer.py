@@ -6,7 +6,6 @@ in either direction, because code in the session can do that inside the sandbox.
 
 import binascii
 import re
-import ssl
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from belljar.files.names import MAX_DEPTH
 from belljar.files.workspace import Workspace
 
 if TYPE_CHECKING:
-    from belljar.files.https import Reach
+    pass
 
 _MAX_SAME_NAME = 1_000
 _MAX_SAVED_NAME_BYTES = 200
@@ -31,14 +30,11 @@ async def decode_upload(
     url: str | None = None,
     *,
     max_bytes: int,
-    reach: "Reach | None" = None,
-    ssl_context: ssl.SSLContext | None = None,
     given: Mapping[str, str | None] | None = None,
 ) -> bytes:
     """Return the bytes of an upload, given in exactly one of three ways; an empty `text` is an empty file.
 
-    `reach` says which hosts a URL may name; without it, any public one. `given` are all the ways that the caller has,
-    where there are more.
+    A URL may name any public host. `given` are all the ways that the caller has, where there are more.
     """
     ways = given or {"text": text, "base64": base64, "url": url}
     chosen = [name for name, value in ways.items() if value is not None]
@@ -59,7 +55,7 @@ async def decode_upload(
     # Imported here because it takes 24 ms, and most servers never fetch.
     from belljar.files.https import PUBLIC, fetch_https
 
-    return await fetch_https(url, max_bytes, reach=reach or PUBLIC, ssl_context=ssl_context)
+    return await fetch_https(url, max_bytes, reach=PUBLIC)
 
 
 def download_folder(directory: Path, session_id: str) -> Path:

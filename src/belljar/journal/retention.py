@@ -11,12 +11,12 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from belljar import measures
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import Journal
+from belljar.journal.session_records import iso
 from belljar.journal.writer import LAST_BUSY_S
 from belljar.models import ExecutionResult, ResultNotice
 from belljar.outputs.budget import clip
@@ -148,8 +148,8 @@ class Trimmer:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _dropped_text(self, moment: float) -> str:
-        day = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return f"the output of this execution was dropped at {day}, to keep the journal within {self._limit_mb:,} MB"
+        why = f"to keep the journal within {self._limit_mb:,} MB"
+        return f"the output of this execution was dropped at {iso(moment)}, {why}"
 
 
 def delete_events(connection: sqlite3.Connection, execution_id: str, *, before: int) -> None:

@@ -61,14 +61,24 @@ def session_record(row: tuple[Any, ...]) -> SessionRecord:
     return SessionRecord(**values | kept)
 
 
+_FIRST_TIME, _LAST_TIME = -62_135_596_800, 253_402_300_799
+"""The first second of year 1 and the last of year 9999."""
+
+
 def iso(timestamp: float) -> str:
     """Return a time in the ISO format that callers read."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return _formatted(timestamp, "seconds")
 
 
 def iso_ms(timestamp: float) -> str:
     """Return a time in ISO 8601, in UTC, to the millisecond."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _formatted(timestamp, "milliseconds")
+
+
+def _formatted(timestamp: float, precision: str) -> str:
+    # A session may give its files times that no calendar has.
+    moment = datetime.fromtimestamp(min(max(timestamp, _FIRST_TIME), _LAST_TIME), UTC)
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def sleeping_info(entry: SessionRecord, *, sandbox: str, keep_days: float) -> SessionInfo:

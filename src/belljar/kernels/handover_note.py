@@ -47,7 +47,7 @@ class NoteFile:
     """The memfd of one session; `descriptor` is the one that an earlier server wrote to, negative for a new one."""
 
     def __init__(self, descriptor: int = -1) -> None:
-        self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("belljar-slate")
+        self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("belljar-handover-note")
         self.note = RunningNote()
         text = os.pread(self.descriptor, _SIZE, 0)
         if text:

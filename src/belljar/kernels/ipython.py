@@ -586,7 +586,7 @@ async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | p
     message is the end of the last cell, which may have been yielded before.
     """
     nonce = secrets.token_hex(8)
-    has_acknowledged = is_attended = False
+    has_acknowledged = has_asked = is_attended = False
     await wire.send({"op": "attend", "id": nonce})
     while True:
         for item in await wire.receive():
@@ -595,6 +595,7 @@ async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | p
                 if isinstance(item, Stream):
                     continue
                 has_acknowledged = has_acknowledged or item.ack
+                has_asked = has_asked or isinstance(item, protocol.InputMessage)
                 if is_attended and isinstance(item, protocol.DoneMessage):
                     return
             elif item.id == nonce:
@@ -602,7 +603,9 @@ async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | p
                 # If nothing was acknowledged just now, the earlier server read the message but never acknowledged it.
                 if item.awaits == "ack" and not has_acknowledged:
                     await wire.send({"op": "ack"})
-                elif item.awaits == "input":
+                # A question that came just now is the one that the runner waits with; asked twice, it would be answered
+                # twice, and the second answer would be that to the cell's next question.
+                elif item.awaits == "input" and not has_asked:
                     yield protocol.InputMessage(
                         type="input",
                         id=request,

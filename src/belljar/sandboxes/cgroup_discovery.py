@@ -22,7 +22,7 @@ class ControlGroups:
     folders: dict[str, Path] = field(default_factory=dict[str, Path])
     is_unified: bool = False
     """Whether all folders are the same one, of the v2 hierarchy."""
-    has_tenants: bool = False
+    has_pids: bool = False
     """Whether the v2 folder holds processes, which must move into a leaf before it can pass its controllers on."""
 
     def is_writable(self, controller: str) -> bool:
@@ -134,7 +134,7 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
     if offered and offered <= _passed_on(own):
         return ControlGroups(kind, _all_in(own, offered), is_unified=True)
     if offered and _is_ours(own) and (_is_root(own) or _can_be_emptied(own, mount, process)):
-        return ControlGroups(kind, _all_in(own, offered), is_unified=True, has_tenants=not _is_root(own))
+        return ControlGroups(kind, _all_in(own, offered), is_unified=True, has_pids=not _is_root(own))
     for above in own.parents:
         if not above.is_relative_to(mount.point) or not _is_ours(above):
             break
@@ -166,9 +166,9 @@ def _is_root(folder: Path) -> bool:
 
 def _can_be_emptied(own: Path, mount: _Mount, process: Path) -> bool:
     """Return whether all processes of our group may move: those of our container, or else only those above us."""
-    tenants = {int(word) for word in _words(own / "cgroup.procs")}
+    pids = {int(word) for word in _words(own / "cgroup.procs")}
     # The kernel shows processes of other pid namespaces as 0, and they cannot be moved by us.
-    return 0 not in tenants and (own == mount.point or tenants <= _ancestry(process))
+    return 0 not in pids and (own == mount.point or pids <= _ancestry(process))
 
 
 def _ancestry(process: Path) -> set[int]:

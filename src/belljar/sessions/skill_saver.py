@@ -147,7 +147,7 @@ async def _ask_nobody(_: Question) -> None:
 
 
 def build_content(
-    name: str, description: str, *, code: str = "", files: Mapping[str, str | bytes] | None = None, body: str = ""
+    name: str, description: str, *, code: str = "", files: Mapping[str, str | bytes] | None = None
 ) -> SkillContent:
     """Return the folder of a skill from what a caller gives: one module's code, or files by path."""
     check_name(name)
@@ -158,10 +158,9 @@ def build_content(
             raise BadSkill(f"{path} comes both as code and as a file", hint="Pass one of them")
         given[path] = _encoded(path, code if code.endswith("\n") else f"{code}\n")
     if MAIN not in given:
-        if not given and not body:
-            raise BadSkill(f"skill {name} has neither code, files nor instructions", hint="Pass one of them")
-        text = body or _usage(name, description, given)
-        given[MAIN] = write_main(name, description, text, servers_of(given))
+        if not given:
+            raise BadSkill(f"skill {name} has neither code nor files", hint="Pass one of them")
+        given[MAIN] = write_main(name, description, _usage(name, description, given), servers_of(given))
     return SkillContent(name, given)
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, cast
 
 from mcp import MCPError
@@ -38,6 +37,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
 from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord
 from belljar.journal.run_records import ENDED
+from belljar.journal.session_records import iso_ms
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, is_living
 from belljar.sessions.closer import DAY_S
@@ -103,8 +103,8 @@ class Task:
             "taskId": self.id,
             "status": self.status,
             **status_message,
-            "createdAt": _iso(self.created_at),
-            "lastUpdatedAt": _iso(max(self.created_at, self.updated_at)),
+            "createdAt": iso_ms(self.created_at),
+            "lastUpdatedAt": iso_ms(max(self.created_at, self.updated_at)),
             "ttlMs": int(ttl_s * 1000),
             "pollIntervalMs": int(min(MAX_POLL_MS, max(LEAST_POLL_MS, age_ms / POLLS_PER_AGE))),
         }
@@ -365,6 +365,3 @@ def _failed(task_id: str, created_at: float, ended_at: float, result: ExecutionR
 def _one_line(text: str) -> str:
     return " ".join(text[-PROGRESS_CHARS:].split())
 
-
-def _iso(timestamp: float) -> str:
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

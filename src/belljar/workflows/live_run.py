@@ -53,9 +53,7 @@ class Released(Exception):
 class LiveRun:
     """One run, driven here."""
 
-    def __init__(
-        self, record: RunRecord, definition: Definition, records: RunRecords, *, hold_s: float, can_ask: bool = False
-    ) -> None:
+    def __init__(self, record: RunRecord, definition: Definition, records: RunRecords, *, hold_s: float) -> None:
         self.id = record.id
         self.record = record
         self.definition = definition
@@ -103,7 +101,7 @@ class LiveRun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nobody drives it any more."""
+        """Return whether the task that drives it here has ended."""
         return self.task is not None and self.task.done()
 
     @property

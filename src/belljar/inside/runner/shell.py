@@ -142,9 +142,9 @@ class Shell(InteractiveShell):
     emit: Emit = staticmethod(_drop)
     on_begin: Callable[[], None] = staticmethod(_do_nothing)
     is_forked: Callable[[], bool] = staticmethod(_never)
+    """Tells whether this process is a child that a cell forked, which prints its errors as a script does."""
     ask_form: Callable[[str, "dict[str, Any]"], Any]
     """Puts a form to the person; set when there is a host. The module `forms` looks for it here."""
-    """Tells whether this process is a child that a cell forked, which prints its errors as a script does."""
     kernel = comms.CommKernelStub()
 
     def _tee(self, channel: Any) -> Any:

@@ -104,9 +104,9 @@ class AzureKernel:
         """When the pool itself ends the running cell; None while no cell runs."""
         self._cell_over = asyncio.Event()
         self._death = ""
+        """Why the kernel has ended; empty while it has not."""
         self._is_stopping = False
         """Whether the pool is being told to delete the session; a cell may find it gone before the pool answers."""
-        """Why the kernel has ended; empty while it has not."""
         self._ended = asyncio.Event()
         self._is_closed = False
 

@@ -1,6 +1,6 @@
-"""The channels of one Jupyter kernel: requests go out, and what comes in is queued in one inbox in order of arrival.
+"""The channels of one Jupyter kernel: requests go out, and what comes in is queued in order of arrival.
 
-The inbox takes a bounded number of bytes; while it is full, the channels are not read. It holds messages unparsed,
+The queue takes a bounded number of bytes; while it is full, the channels are not read. It holds messages unparsed,
 because a message's objects can take many times the memory of its text. Knows nothing of cells or of the kernel's
 process.
 """
@@ -14,10 +14,10 @@ from belljar.errors import KernelDied
 from belljar.kernels.jupyter.messages import Message, MessageSigner
 from belljar.kernels.jupyter.zmtp import ZmtpConnection
 
-INBOX_BYTES = 64 * 1024 * 1024
+QUEUE_BYTES = 64 * 1024 * 1024
 
 
-class _Inbox:
+class _BoundedQueue:
     """A queue with a limit in bytes. Several tasks put, one gets."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class _Inbox:
         self._is_closed = False
 
     async def put(self, parts: list[bytes]) -> None:
-        while self._size_bytes >= INBOX_BYTES:
+        while self._size_bytes >= QUEUE_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
         self._messages.append(parts)
@@ -36,7 +36,7 @@ class _Inbox:
         self._has_messages.set()
 
     async def get(self) -> list[bytes] | None:
-        """Return the next message, waiting for it; None when the inbox is empty and closed."""
+        """Return the next message, waiting for it; None when the queue is empty and closed."""
         await self._has_messages.wait()
         if not self._messages:
             return None
@@ -62,7 +62,7 @@ class Channels:
         loop = asyncio.get_running_loop()
         self._connections = connections
         self._signer = signer
-        self._inbox = _Inbox()
+        self._queue = _BoundedQueue()
         self._awaited: dict[str, asyncio.Future[Message]] = {}
         self._end: asyncio.Future[KernelDied] = loop.create_future()
         self.breach: asyncio.Future[KernelDied] = loop.create_future()
@@ -88,7 +88,7 @@ class Channels:
             self._connections[channel].send_nowait(self._signer.pack(kind, content)[1])
 
     async def ask(self, kind: str, content: Mapping[str, Any]) -> Message:
-        """Send a request on shell and return its reply; all other messages stay in the inbox."""
+        """Send a request on shell and return its reply; all other messages stay in the queue."""
         request_id, parts = self._signer.pack(kind, content)
         reply = self._awaited[request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -103,7 +103,7 @@ class Channels:
     async def receive(self) -> Message:
         """Return the next message of a kind we know; KernelDied once everything that came before the end was read."""
         while True:
-            parts = await self._inbox.get()
+            parts = await self._queue.get()
             if parts is None:
                 raise await self._death()
             try:
@@ -118,7 +118,7 @@ class Channels:
         """Note that nothing more will come, and why; the first reason stays."""
         if not self._end.done():
             self._end.set_result(death)
-        self._inbox.close()
+        self._queue.close()
 
     async def aclose(self) -> None:
         """Release the connections; may be called twice."""
@@ -146,7 +146,7 @@ class Channels:
             while (parts := await connection.receive()) is not None:
                 if name == "control" or (name == "shell" and self._is_awaited(parts)):
                     continue
-                await self._inbox.put(parts)
+                await self._queue.put(parts)
         except KernelDied as breach:
             self._report(breach)
 

@@ -15,7 +15,7 @@ from belljar.sandboxes.container.engines import ContainerEngine
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.machine_files import ETC, machine_files
 
-INIT_FOLDER = "/run/doorstep"
+INIT_FOLDER = "/run/container-init"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_TABLES = ("/etc/ld.so.cache", "/etc/alternatives")

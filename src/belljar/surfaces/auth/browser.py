@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -39,14 +39,13 @@ def _digest(secret: str) -> bytes:
 class OneTimeLinks:
     """Tokens that sign an operator in, once each and for ten minutes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._expiries: dict[bytes, float] = {}
 
     def make(self) -> str:
         """Return a new token."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._expiries[_digest(token)] = self._clock() + LINK_S
+        self._expiries[_digest(token)] = time.monotonic() + LINK_S
         while len(self._expiries) > _MAX_LINKS:
             del self._expiries[next(iter(self._expiries))]
         return token
@@ -54,7 +53,7 @@ class OneTimeLinks:
     def redeem(self, token: str) -> bool:
         """Return whether the token is good, which it is then no longer."""
         expires_at = self._expiries.pop(_digest(token), None)
-        return expires_at is not None and self._clock() < expires_at
+        return expires_at is not None and time.monotonic() < expires_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,13 @@ class _SignedIn:
 class SignedInBrowsers:
     """Who is signed in, by the hash of the cookie."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._known: dict[bytes, _SignedIn] = {}
 
     def sign_in(self, access: Access, for_s: float = SIGNED_IN_S) -> str:
         """Return the cookie of somebody who has just shown who they are."""
         cookie = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._known[_digest(cookie)] = _SignedIn(access, self._clock() + min(for_s, SIGNED_IN_S))
+        self._known[_digest(cookie)] = _SignedIn(access, time.monotonic() + min(for_s, SIGNED_IN_S))
         while len(self._known) > _MAX_SIGNED_IN:
             del self._known[next(iter(self._known))]
         return cookie
@@ -81,7 +79,7 @@ class SignedInBrowsers:
     def find(self, cookie: str) -> Access | None:
         """Return whose cookie this is; None if nobody's, or no longer."""
         found = self._known.get(_digest(cookie)) if cookie else None
-        if found is None or self._clock() >= found.expires_at:
+        if found is None or time.monotonic() >= found.expires_at:
             self._known.pop(_digest(cookie), None)
             return None
         return found.access
@@ -96,20 +94,19 @@ class SignedInBrowsers:
 class FailedSignIns:
     """Counts wrong keys and links by the address that they came from."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._wrong: dict[str, deque[float]] = {}
 
     def wait_s(self, address: str) -> float:
         """Return how long an address has to wait before its next guess; 0 if it need not."""
-        wrong, now = self._wrong.get(address, deque[float]()), self._clock()
+        wrong, now = self._wrong.get(address, deque[float]()), time.monotonic()
         while wrong and wrong[0] <= now - _MINUTE_S:
             wrong.popleft()
         return wrong[0] + _MINUTE_S - now if len(wrong) >= WRONG_PER_MINUTE else 0.0
 
     def add(self, address: str) -> None:
         """Count a wrong guess."""
-        self._wrong.setdefault(address, deque(maxlen=WRONG_PER_MINUTE)).append(self._clock())
+        self._wrong.setdefault(address, deque(maxlen=WRONG_PER_MINUTE)).append(time.monotonic())
         while len(self._wrong) > _MAX_ADDRESSES:
             del self._wrong[next(iter(self._wrong))]
 

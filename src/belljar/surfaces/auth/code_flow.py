@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import urlencode, urlsplit
@@ -46,13 +46,11 @@ class CodeFlow:
         audience: str,
         client_id: str,
         scopes: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._issuer = issuer
         self._audience = audience
         self._client_id = client_id
         self._scopes = " ".join(scopes)
-        self._clock = clock
         self._flows: dict[str, _Flow] = {}
         parts = urlsplit(audience)
         self.redirect_uri = f"{parts.scheme}://{parts.netloc}{CALLBACK}"
@@ -61,7 +59,7 @@ class CodeFlow:
         """Return the issuer's address to send the browser to, and a cookie that binds the flow to that browser."""
         endpoint = (await self._endpoints())[0]
         state, cookie, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        self._flows[state] = _Flow(verifier, _digest(cookie), wanted, self._clock() + FLOW_S)
+        self._flows[state] = _Flow(verifier, _digest(cookie), wanted, time.monotonic() + FLOW_S)
         while len(self._flows) > _MAX_FLOWS:
             del self._flows[next(iter(self._flows))]
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
@@ -81,7 +79,7 @@ class CodeFlow:
         """Return the access token for what the issuer sent the browser back with, and the page that was wanted."""
         flow = self._flows.pop(query.get("state", "")[:_MAX_CHARS], None)
         is_ours = flow is not None and hmac.compare_digest(flow.browser, _digest(cookie))
-        if flow is None or not is_ours or self._clock() >= flow.expires_at:
+        if flow is None or not is_ours or time.monotonic() >= flow.expires_at:
             raise InvalidArgument("this sign-in was not begun in this browser, or too long ago", hint="Sign in again")
         # RFC 9207: an answer that names another issuer is not for us.
         if query.get("iss", self._issuer) != self._issuer:

@@ -6,7 +6,6 @@ Names and paths are those of `/mnt/data`, absolute or relative. Reading wakes no
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
@@ -18,6 +17,7 @@ from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.names import SANDBOX_ROOT
 from belljar.files.transfer import decode_upload
 from belljar.files.workspace import FileEntry, FolderEntry, Workspace
+from belljar.journal.session_records import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session
@@ -202,15 +202,9 @@ def entry_fields(entry: FileEntry | FolderEntry) -> dict[str, Any]:
         "type": "file" if is_file else "directory",
         "contentType": entry.mime_type if is_file else None,
         "sizeInBytes": entry.size if is_file else 0,
-        "lastModifiedAt": time_of(entry.mtime_ns),
+        "lastModifiedAt": iso_ms(entry.mtime_ns / 1e9),
         "directory": f"{SANDBOX_ROOT}/{path.parent}" if path.parent.name else SANDBOX_ROOT,
     }
-
-
-def time_of(mtime_ns: int) -> str:
-    """Return a file's time in RFC 3339, in UTC; a session may give its files times that no calendar has."""
-    seconds = min(max(mtime_ns / 1e9, -62_135_596_800), 253_402_300_799)
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _folders_of(files: Sequence[FileEntry], path: str, folder: Workspace) -> list[FolderEntry]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry
+from belljar.journal.session_records import iso_ms
 from belljar.surfaces.foundry.calls import Call, number, word
 from belljar.surfaces.foundry.executions import (
     EXECUTION_TYPES,
@@ -17,7 +18,7 @@ from belljar.surfaces.foundry.executions import (
     command_cell,
     is_command,
 )
-from belljar.surfaces.foundry.files import Files, time_of
+from belljar.surfaces.foundry.files import Files
 from belljar.surfaces.foundry.problems import invalid, json_response
 
 _WITHIN = "properties."
@@ -84,7 +85,7 @@ def _answer(entries: Iterable[FileEntry]) -> Response:
                 "$id": next(numbers),
                 "filename": entry.name,
                 "size": entry.size,
-                "lastModifiedTime": time_of(entry.mtime_ns),
+                "lastModifiedTime": iso_ms(entry.mtime_ns / 1e9),
             },
         }
         for entry in entries

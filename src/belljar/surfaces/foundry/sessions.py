@@ -10,7 +10,7 @@ from starlette.responses import Response
 from belljar.environments.base import Environment
 from belljar.environments.description import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
-from belljar.journal.session_records import SessionRecord
+from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.identified import IdentifiedSessions
@@ -55,7 +55,7 @@ class SessionRoutes:
         """Answer `GET /metadata`: what code finds in every session."""
         if self._described is None:
             self._described = await self._describe()
-        times = {"createdAt": _time(self._started_at), "lastUpdatedAt": _time(self._started_at)}
+        times = {"createdAt": iso_ms(self._started_at), "lastUpdatedAt": iso_ms(self._started_at)}
         return json_response({**self._described, **times})
 
     def _fields(self, identifier: str, entry: SessionRecord) -> dict[str, Any]:
@@ -64,9 +64,9 @@ class SessionRoutes:
         expires_at = live.lease.expires_at if live else entry.used_at + self._runtime.settings.keep_days * DAY_S
         return {
             "identifier": identifier,
-            "createdAt": _time(live.lease.created_at if live else entry.created_at),
-            "lastAccessedAt": _time(used_at),
-            "expireAt": _time(expires_at),
+            "createdAt": iso_ms(live.lease.created_at if live else entry.created_at),
+            "lastAccessedAt": iso_ms(used_at),
+            "expireAt": iso_ms(expires_at),
             "etag": hashlib.sha256(entry.id.encode()).hexdigest()[:32],
         }
 
@@ -84,6 +84,3 @@ class SessionRoutes:
             "jupyterKernel": "python3",
         }
 
-
-def _time(timestamp: float) -> str:
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
