@@ -248,8 +248,9 @@ async def test_a_question_is_asked_again(hosted: HostedRunner, asked: str, form:
 async def test_a_question_that_no_host_has_read_is_asked_once(hosted: HostedRunner) -> None:
     hosted.note.note_execution("e", 0)
     hosted.note.send(1, allow_input=True)
-    code = "kept, deleted = input('Keep? '), input('Delete? ')\nprint(kept, deleted)"
+    code = "open('begun', 'w').close()\nkept, deleted = input('Keep? '), input('Delete? ')\nprint(kept, deleted)"
     await hosted.wire.send({"op": "execute", "id": 1, "code": code, "allow_input": True})
+    await until((hosted.folder / "begun").exists)
     kernel = await hosted.hand_on()
     events: list[Event] = []
     async for event in kernel.resume():

@@ -22,7 +22,7 @@ class ControlGroups:
     folders: dict[str, Path] = field(default_factory=dict[str, Path])
     is_unified: bool = False
     """Whether all folders are the same one, of the v2 hierarchy."""
-    has_pids: bool = False
+    has_tenants: bool = False
     """Whether the v2 folder holds processes, which must move into a leaf before it can pass its controllers on."""
 
     def is_writable(self, controller: str) -> bool:
@@ -134,7 +134,7 @@ def _unified(kind: Literal["v1", "v2", "hybrid"], mount: _Mount, path: str, proc
     if offered and offered <= _passed_on(own):
         return ControlGroups(kind, _all_in(own, offered), is_unified=True)
     if offered and _is_ours(own) and (_is_root(own) or _can_be_emptied(own, mount, process)):
-        return ControlGroups(kind, _all_in(own, offered), is_unified=True, has_pids=not _is_root(own))
+        return ControlGroups(kind, _all_in(own, offered), is_unified=True, has_tenants=not _is_root(own))
     for above in own.parents:
         if not above.is_relative_to(mount.point) or not _is_ours(above):
             break
