@@ -177,7 +177,8 @@ class SessionInfo(Model):
     """The uuids of the GPUs that it has."""
     gpu_memory_mb: float = 0.0
     executions: int
-    files: int
+    files: int | None
+    """None while it sleeps, because they are not counted then."""
     checkpoints: int = 0
     """Earlier states that it can be rewound to."""
     reason: str = ""

@@ -13,6 +13,8 @@ import belljar as package
 from belljar.cli.sessions import duration
 from belljar.cli.streams import columns, fitted
 from belljar.environments import Environment
+from belljar.journal.journal import open_journal
+from belljar.journal.session_records import SessionRecords
 
 Run = Callable[..., Any]
 
@@ -75,6 +77,16 @@ def test_sessions_that_sleep_are_listed_with_all(ask: Run, default_environment: 
     assert (line["session_id"], line["state"], line["owner"], line["executions"], line["server"]) == (
         *(slept.session_id, "asleep", "somebody", 1, None),
     )
+
+
+def test_sessions_of_a_server_that_was_killed_are_listed_with_all(ask: Run, tmp_path: Path) -> None:
+    with open_journal(tmp_path / "journal.sqlite") as journal:
+        SessionRecords(journal, "1-dead").enter("abandoned", "somebody", "default", "")
+        SessionRecords(journal, "1-dead").enter("pooled", "", "default", "", "unborn")
+    (line,) = json.loads(ask("--all", "--json").out)
+    assert (line["session_id"], line["owner"], line["files"]) == ("abandoned", "somebody", None)
+    assert "the next one recovers it" in line["last_cause"]
+    assert "the next one recovers it" in ask("--all").out
 
 
 def test_a_table_loses_what_it_can_spare_and_then_the_ends_of_its_longest_cells() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ _TITLES = (
 # What a narrow terminal is spared, the least needed first.
 _SPARE = ("expires", "sandbox", "checkpoints", "server", "owner", "environment", "files", "age")
 _CAUSE_CHARACTERS = 60
+_ABANDONED = "its server was killed; the next one recovers it"
 _ID_CHARACTERS = 12
 
 
@@ -52,7 +54,9 @@ def command(
     rows: list[tuple[int | None, str, SessionInfo]] = [*found]
     if has_asleep:
         live = {info.session_id for _, _, info in found}
-        rows += [(None, owner, info) for owner, info in _asleep(settings) if info.session_id not in live]
+        # A server that does not answer may have the sessions that are on disk as live ones.
+        on_disk = _on_disk(settings, has_abandoned=not silent)
+        rows += [(None, owner, info) for owner, info in on_disk if info.session_id not in live]
     for pid in silent:
         print(f"warning: the server with pid {pid} did not answer", file=sys.stderr)
     if as_json:
@@ -74,8 +78,11 @@ def live_sessions(incomplete: str) -> list[tuple[str, str]]:
     return [(session_id, text) for session_id, text in shown if session_id.startswith(incomplete)]
 
 
-def _asleep(settings: Settings) -> list[tuple[str, SessionInfo]]:
-    """Return the sessions that are only on disk, with their owners, from the journal."""
+def _on_disk(settings: Settings, *, has_abandoned: bool) -> list[tuple[str, SessionInfo]]:
+    """Return the sessions that are only on disk, with their owners, from the journal.
+
+    `has_abandoned`: those of servers that were killed, too; of a server that runs, the caller knows better.
+    """
     if not (settings.data_directory / "journal.sqlite").exists():
         return []
     # The journal's modules are imported here, because the sessions of running servers need none of them.
@@ -84,6 +91,9 @@ def _asleep(settings: Settings) -> list[tuple[str, SessionInfo]]:
 
     with open_archive(settings.data_directory) as archive:
         entries = archive.records.all_asleep()
+        if has_abandoned:
+            abandoned = [entry for entry in archive.records.abandoned(()) if entry.state == "live"]
+            entries += [replace(entry, end=_ABANDONED) for entry in abandoned]
     sandbox, keep_days = settings.sandbox, settings.keep_days
     return [(entry.principal, sleeping_info(entry, sandbox=sandbox, keep_days=keep_days)) for entry in entries]
 
@@ -96,7 +106,7 @@ def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:
         info.sandbox,
         f"{info.memory_mb:.0f} MB",
         str(info.executions),
-        str(info.files),
+        "-" if info.files is None else str(info.files),
         str(info.checkpoints),
         duration(info.age_s),
         info.expires_at,

@@ -95,7 +95,7 @@ def sleeping_info(entry: SessionRecord, *, sandbox: str, keep_days: float) -> Se
         age_s=round(time.time() - entry.created_at, 1),
         memory_mb=0.0,
         executions=entry.executions,
-        files=0,
+        files=None,
         reason=entry.reason,
         last_cause=entry.end,
     )

@@ -265,7 +265,8 @@ class InterpreterSurface:
         infos = [await asyncio.to_thread(session.info) for session in self._sessions.of(current_principal())]
         infos += self._sessions.asleep(current_principal())
         lines = [
-            f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, {info.files} files, "
+            f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, "
+            f"{'' if info.files is None else f'{info.files} files, '}"
             f"{info.memory_mb:g} MB, {_gpu_part(info)}expires {info.expires_at}"
             f"{', ' + info.reason if info.reason else ''}"
             for info in infos
