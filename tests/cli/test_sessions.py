@@ -80,9 +80,12 @@ def test_sessions_that_sleep_are_listed_with_all(ask: Run, default_environment: 
 
 
 def test_sessions_of_a_server_that_was_killed_are_listed_with_all(ask: Run, tmp_path: Path) -> None:
-    with open_journal(tmp_path / "journal.sqlite") as journal:
-        SessionRecords(journal, "1-dead").enter("abandoned", "somebody", "default", "")
-        SessionRecords(journal, "1-dead").enter("pooled", "", "default", "", "unborn")
+    async def write() -> None:
+        with open_journal(tmp_path / "journal.sqlite") as journal:
+            SessionRecords(journal, "1-dead").enter("abandoned", "somebody", "default", "")
+            SessionRecords(journal, "1-dead").enter("pooled", "", "default", "", "unborn")
+
+    anyio.run(write)
     (line,) = json.loads(ask("--all", "--json").out)
     assert (line["session_id"], line["owner"], line["files"]) == ("abandoned", "somebody", None)
     assert "the next one recovers it" in line["last_cause"]

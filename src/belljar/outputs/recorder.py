@@ -132,12 +132,12 @@ class Recorder:
         return self._number(OutputEvent(sequence=0, kind="result", text=text or "", data=data))
 
     def _raised(self, event: Raised) -> OutputEvent:
-        lines = [line[:MAX_LINE_CHARS] for line in event.traceback]
+        lines = [clip(line, MAX_LINE_CHARS) for line in event.traceback]
         if len(lines) > MAX_TRACEBACK_LINES:
             half = MAX_TRACEBACK_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
         self._result_bytes += sum(map(len, lines))
-        message = event.message[:MAX_MESSAGE_CHARS]
+        message = clip(event.message, MAX_MESSAGE_CHARS)
         text = f"{event.name[:MAX_LINE_CHARS]}: {message}" if message else event.name[:MAX_LINE_CHARS]
         return self._number(OutputEvent(sequence=0, kind="error", text=text, data={"traceback": [*lines]}))
 

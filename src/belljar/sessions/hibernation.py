@@ -110,7 +110,7 @@ class SavedStateLoader:
             *(name for name in missing if not any(reason.startswith(f"{name} (") for reason in reasons)),
         ]
         more = " …" if len(not_kept) > _MAX_NAMED else ""
-        counted = f"{len(report.kept)} of {len(entry.variables)} variables are back"
+        counted = f"{len(entry.variables) - len(missing)} of {len(entry.variables)} variables are back"
         return StateLossNotice(
             tuple(missing), f"{fact}: files are kept, {counted}. Not kept: {'; '.join(not_kept[:_MAX_NAMED])}{more}"
         )

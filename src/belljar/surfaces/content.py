@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from belljar.errors import EXPIRED, BelljarError, SessionNotFound
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
+from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
 from belljar.outputs.imitations import disarmed, disarmed_around
 from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
@@ -31,6 +32,8 @@ MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
 SHOWN_TRACEBACK_LINES = 60
+SHOWN_PAGE_CHARS = 1_000
+SAME_ERROR_CHARS = 500
 MAX_PRINTED_ALONE = 4
 LINE_CHARS = 120
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
@@ -121,7 +124,8 @@ def text_of(
     said += [_marked(_display_line(display, media, result.result)) for display in result.displays if display.at is None]
     traceback = "\n".join(_shown(short_traceback(result.traceback))) if result.traceback else ""
     said.append(_marked(traceback))
-    if result.error is not None and (error := without_cell_file(result.error)) not in traceback:
+    # By its beginning, because of a long message the traceback and the error keep different parts.
+    if result.error is not None and (error := without_cell_file(result.error))[:SAME_ERROR_CHARS] not in traceback:
         said.append(_marked(f"Error: {error}"))
     if result.calls:
         said.append(_marked(_calls_line(result.calls, text_before="\n".join([*result.output, traceback, *said]))))
@@ -228,8 +232,12 @@ def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: boo
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
             f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
-    if result.state == "lost" and result.status != "rejected":
-        names = _marked(", ".join(result.lost[:40])) or "none known"
+    names = _marked(", ".join(result.lost[:40])) or "none known"
+    if result.state == "lost" and result.status in ("ok", "error"):
+        # The kernel was replaced before this cell, as a notice has said; no rewind to this execution brings them back.
+        if result.lost:
+            lines.append(f"Lost before this execution: {names}.")
+    elif result.state == "lost" and result.status != "rejected":
         lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
         if has_checkpoint:
             call = f'rewind_session(session_id="{result.session_id}", to="{result.execution_id}")'
@@ -255,9 +263,11 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
         return f"[{display.mime}{where}]"
     if display.mime in ("text/html", WIDGET) and display.plain:
         plain = "" if display.plain == result_text else display.plain
-        # A table says as text what its page says; the page of something that has no text of its own is worth a link.
-        has_link = places and (display.mime == WIDGET or display.plain.startswith("<"))
-        return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if has_link else ""]))
+        # A table says as text what its page says. What has no text of its own is shown by a link to its page, or, where
+        # that is so short that there is no file of it, by the page itself.
+        is_textless = display.mime == WIDGET or display.plain.startswith("<")
+        page = f"[{display.mime}{where}]" if places else clip(display.text or "", SHOWN_PAGE_CHARS)
+        return "\n".join(filter(None, [plain, page if is_textless else ""]))
     if display.mime == "text/latex" and result_text is not None and not result_text.startswith("<"):
         return ""  # the value stands above, in the form that code can use
     if display.text is not None:

@@ -14,6 +14,7 @@ from belljar.files.file_types import decoded, mime_type_of
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
+from belljar.outputs.imitations import disarmed
 from belljar.provisioning.host_folders import HostFolders
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
@@ -88,7 +89,9 @@ class FileTools:
             is_complete=listing.is_complete and len(files) == total,
             next_after=files[-1].name if len(files) < total else None,
         )
-        lines = [f"{file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]]
+        lines = [
+            f"{_shown(file.name)} ({file.mime_type}, {file.size:,} bytes) {file.uri}" for file in files[:SHOWN_FILES]
+        ]
         if len(lines) < total:
             more = f"{total - len(lines):,} more" if listing.is_complete else f"At least {total - len(lines):,} more"
             lines.append(f"{more}: pass after={files[len(lines) - 1].name!r}, or a path to list one folder.")
@@ -120,7 +123,7 @@ class FileTools:
             await session.write_file(name, content)
         shown = "/".join(session.workspace.check_name(name))
         file = file_reference(session.id, shown, len(content))
-        return model_blocks(file, f"{file.name} ({file.size:,} bytes) {file.uri}")
+        return model_blocks(file, f"{_shown(file.name)} ({file.size:,} bytes) {file.uri}")
 
     @refusals_as_results
     async def download_file(
@@ -137,11 +140,18 @@ class FileTools:
         if save:
             folder = self._settings.download_directory
             saved = str(await asyncio.to_thread(save_download, folder, session.id, file.name, content))
-        summary = f"{file.name} ({file.mime_type}, {file.size:,} bytes)" + (f", saved to {saved}" if saved else "")
+        summary = f"{_shown(file.name)} ({file.mime_type}, {file.size:,} bytes)" + (
+            f", saved to {saved}" if saved else ""
+        )
         return CallToolResult(
             content=[TextContent(type="text", text=summary), embedded(file, content)],
             structured_content=None,
         )
+
+
+def _shown(name: str) -> str:
+    """Return a file's name on one line, with what imitates belljar's own words marked; code chooses names."""
+    return disarmed(name if name.isprintable() else repr(name))
 
 
 def _listed(files: list[FileReference]) -> list[FileReference]:

@@ -364,4 +364,3 @@ def _failed(task_id: str, created_at: float, ended_at: float, result: ExecutionR
 
 def _one_line(text: str) -> str:
     return " ".join(text[-PROGRESS_CHARS:].split())
-

@@ -80,6 +80,7 @@ class StateLoader:
                 self.report.kept.append(name)
         for one, value in self._afterwards:
             self._restore_part(one, value)
+        _prepare_figures()
         if gpu.TENSORS.moved:
             self.report.lost.append(VariableLoss("place of GPU tensors", "", gpu.MOVED))
         self.report.lost += [VariableLoss(entry.name, entry.value, self._stopped) for entry in self._left]
@@ -164,6 +165,14 @@ class StateLoader:
             one.give(self._shell, value)
         except BaseException as error:
             self.report.lost.append(VariableLoss(one.name, "", error_line(error)))
+
+
+def _prepare_figures() -> None:
+    """Have figures shown as pictures, as importing pyplot does; those that were loaded may have come without it."""
+    backend = "matplotlib_inline.backend_inline"
+    if "matplotlib.figure" in sys.modules and backend not in sys.modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(backend)
 
 
 # The unpicklers

@@ -83,4 +83,3 @@ class SessionRoutes:
             "preInstalledPackages": packages,
             "jupyterKernel": "python3",
         }
-
