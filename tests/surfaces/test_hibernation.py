@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from calls import Caller, connected, held, opened_runtime, until_said
+from calls import Caller, connected, held, images, opened_runtime, text_of, until_said
 from mcp import Client, MCPError
 
 from belljar.environments import Environment
@@ -60,6 +60,28 @@ async def test_an_expired_session_sleeps_and_the_next_call_wakes_it(
         assert "expired at" in woken.output[0]
         again = await caller.execute(LOOK, made.session_id)
         assert (again.result, again.state) == (SEEN, "kept")
+
+
+async def test_what_a_session_lost_in_its_sleep_is_told_without_a_rewind_that_would_not_help(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute("_hidden = 1\nimport threading\nlock = threading.Lock()")
+        await expire(runtime)
+        text = text_of(await caller.call("execute_code", code="0", session_id=made.session_id))
+        assert "1 of 2 variables are back" in text
+        assert "Lost before this execution: lock." in text
+        assert "rewind_session" not in text
+
+
+async def test_a_figure_is_a_picture_again_after_its_session_slept(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path, session_idle_s=0.001, fork_start=False) as (runtime, caller):
+        made = await caller.execute("from matplotlib.figure import Figure\nfigure = Figure(); figure.subplots()")
+        await expire(runtime)
+        answer = await caller.call("execute_code", code="figure", session_id=made.session_id)
+        assert [image.mime_type for image in images(answer)] == ["image/png"]
 
 
 async def test_a_call_while_a_session_goes_to_sleep_is_told_to_come_again(

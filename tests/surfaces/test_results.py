@@ -163,6 +163,26 @@ async def test_an_error_of_several_lines_is_told_once(caller: Caller, shared_ses
     assert "Error: ValueError" not in text_of(answer)
 
 
+async def test_a_long_error_keeps_its_end_and_says_that_it_was_cut(caller: Caller, shared_session: str):
+    code = "raise RuntimeError('far' + 'x' * 30_000 + chr(90) * 3)"
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    result = ExecutionResult.model_validate(answer.structured_content)
+    assert result.error is not None
+    for text in (text_of(answer), result.error, "\n".join(result.traceback)):
+        assert "xZZZ" in text
+        assert "characters left out here" in text
+    assert text_of(answer).count("RuntimeError: farxx") == 1
+
+
+async def test_a_page_that_is_all_an_object_has_is_shown(caller: Caller, shared_session: str):
+    code = "from IPython.display import HTML\nHTML('<h1>hello</h1>')"
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    assert "<h1>hello</h1>" in text_of(answer)
+    code = "import pandas\npandas.DataFrame({'a': [1]})"
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    assert "<table" not in text_of(answer)
+
+
 async def test_an_exception_that_cannot_be_shown_is_an_error_all_the_same(caller: Caller, shared_session: str):
     code = "class Odd(Exception):\n  def __str__(self): raise TypeError\nraise Odd()"
     result = await caller.execute(code, shared_session)
