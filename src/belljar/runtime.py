@@ -47,7 +47,7 @@ from belljar.sessions.takeover import Takeover
 from belljar.settings import Settings
 from belljar.skills.library import SkillLibrary, open_library
 from belljar.skills.session_view import shown_skills
-from belljar.supervisor import open_supervisor
+from belljar.supervisor import has_supervisor, open_supervisor
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
@@ -197,8 +197,8 @@ async def open_runtime(
                 budget_chars=settings.output_budget_chars,
                 why_lost=takeover.why_lost,
             )
-            # Not beside another server that has the supervisor, because it may be taking over what looks abandoned.
-            if handover.is_on or not settings.keep_alive:
+            # Not where a supervisor is another server's, or will be: what looks abandoned may be alive.
+            if handover.is_on or not has_supervisor(settings.data_directory):
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
@@ -283,6 +283,12 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
     It is a `NoHandover` where `keep_alive` is off or another server has the supervisor.
     """
     if not settings.keep_alive:
+        if has_supervisor(settings.data_directory):
+            log.warning(
+                "keep_alive is off, and sessions of another server are kept alive in %s: they are left to a server "
+                "with keep_alive, and are this one's to recover when they have ended and it is started again",
+                settings.data_directory,
+            )
         yield NoHandover()
         return
     if (problem := keep_alive_problem(provider)) or not isinstance(provider, HandoverProvider):

@@ -312,6 +312,25 @@ async def test_a_second_server_leaves_what_the_first_one_is_about_to_take_over(d
     await directory.until_empty()
 
 
+async def test_a_server_without_keep_alive_leaves_what_is_kept_alive_to_one_with_it(
+    directory: KeptDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(directory) as (runtime, caller):
+        running = await caller.execute(f"{held()}print('went on')", wait_s=0)
+        await until_said(runtime, running.execution_id, "held")
+    async with engine(directory, pool_size=0, keep_alive=False) as (runtime, _):
+        record = runtime.sessions.journal.find(running.execution_id)
+        assert record is not None
+        assert record.result is None
+    assert "keep_alive is off, and sessions of another server are kept alive" in caplog.text
+    async with engine(directory) as (_, caller):
+        await caller.release(running.session_id)
+        done = await caller.ended(running.execution_id)
+        assert (done.status, done.stdout, done.cause) == ("ok", "held\nwent on\n", RESUMED)
+        await caller.fields("clear_session", session_id=running.session_id)
+    await directory.until_empty()
+
+
 async def test_a_sandbox_that_cannot_be_handed_on_is_refused(directory: KeptDirectory) -> None:
     with pytest.raises(SettingsError, match="keep_alive cannot be used: a sandbox of process"):
         async with engine(directory, sandbox="process"):
