@@ -308,6 +308,21 @@ async def test_several_figures_are_shown_in_order(kernel: Kernel) -> None:
     assert len({str(one.data["image/png"]) for one in shown}) == 3
 
 
+async def test_figures_are_shown_where_code_has_chosen_agg(kernel: Kernel) -> None:
+    code = (
+        "import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt\n"
+        "for number in range(2):\n    plt.figure(); plt.plot([number, 1]); plt.show()\n"
+        "plt.savefig('kept.png')"
+    )
+    try:
+        outcome = await run(kernel, code)
+        assert [str(one.data["image/png"]).startswith(PNG) for one in outcome.displays] == [True] * 2
+        again = await run(kernel, "plt.plot([5, 6]); plt.show()")
+        assert len(again.displays) == 1
+    finally:
+        await run(kernel, "plt.close('all'); plt.switch_backend('module://matplotlib_inline.backend_inline')")
+
+
 async def test_an_output_over_the_limit_is_said_and_not_sent(kernel: Kernel) -> None:
     outcome = await run(kernel, "display({'text/plain': 'x' * 70_000_000}, raw=True)")
     (shown,) = outcome.displays

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comms, fork, fork_losses, gpu, interpreter_state, introspection, relocation, variables
+from . import comms, figures, fork, fork_losses, gpu, interpreter_state, introspection, relocation, variables
 from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint, watch_fork_hooks
 from .host_link import HostLink
@@ -340,6 +340,8 @@ class Runner(HostLink):
         self._execution = None
 
     def _run_cell(self, code: str) -> bool:
+        if "gg" in code and figures.may_choose_agg(code):
+            figures.show_with_agg()
         outcome = self.shell.run_cell(code, store_history=True)
         error = outcome.error_in_exec
         if isinstance(error, SystemExit) and self.channel.is_forked():

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from . import gpu, interpreter_state
+from . import figures, gpu, interpreter_state
 from .pickle_faults import error_line
 from .pickling import function
 from .state_file import (
@@ -80,7 +80,8 @@ class StateLoader:
                 self.report.kept.append(name)
         for one, value in self._afterwards:
             self._restore_part(one, value)
-        _prepare_figures()
+        if "matplotlib.figure" in sys.modules:  # a figure may have been loaded without pyplot
+            figures.prepare()
         if gpu.TENSORS.moved:
             self.report.lost.append(VariableLoss("place of GPU tensors", "", gpu.MOVED))
         self.report.lost += [VariableLoss(entry.name, entry.value, self._stopped) for entry in self._left]
@@ -165,14 +166,6 @@ class StateLoader:
             one.give(self._shell, value)
         except BaseException as error:
             self.report.lost.append(VariableLoss(one.name, "", error_line(error)))
-
-
-def _prepare_figures() -> None:
-    """Have figures shown as pictures, as importing pyplot does; those that were loaded may have come without it."""
-    backend = "matplotlib_inline.backend_inline"
-    if "matplotlib.figure" in sys.modules and backend not in sys.modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(backend)
 
 
 # The unpicklers
