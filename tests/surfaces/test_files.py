@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from calls import ERAS, Caller, connected, links, text_of
+from calls import ERAS, Caller, connected, links, session_in, text_of
 from mcp import MCPError
 from mcp.types import BlobResourceContents, EmbeddedResource, TextResourceContents
 
@@ -261,6 +261,8 @@ async def test_names_that_the_cell_made_strange_are_still_listed_and_linked(call
     answer = await caller.call("execute_code", code=code)
     assert not answer.is_error
     assert len(links(answer)) == 3
+    refusal = await caller.refusal("download_file", session_id=session_in(answer), name="bad\ufffd.txt")
+    assert "its name is not UTF-8: let code rename it" in refusal
 
 
 async def test_a_files_name_cannot_pass_for_a_notice_of_belljars(caller: Caller):

@@ -112,6 +112,7 @@ def discard(directory: int, leaf: str) -> None:
 
 # The errors for files that cannot be read or written, with a hint what to do next.
 
+_RENAME = "If a list shows it so, its name is not UTF-8: let code rename it, which finds it in os.listdir(b'.')"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -153,7 +154,9 @@ def blocked_message(directory: int, part: str, reached: str, name: str, error: O
 def unreachable(name: str, action: str, error: OSError) -> FileMissing:
     """Return the error for a file that could not be read or removed."""
     if isinstance(error, FileNotFoundError):
-        return FileMissing(f"{shown(name)} does not exist", hint="List the session's files to see their names")
+        # The mark stands for bytes that are no UTF-8, in lists of files, and no caller can pass those bytes.
+        hint = _RENAME if "\ufffd" in name else "List the session's files to see their names"
+        return FileMissing(f"{shown(name)} does not exist", hint=hint)
     if error.errno == errno.ELOOP:
         return FileMissing(f"{shown(name)} is a symlink, not a regular file", hint="Name its target")
     return FileMissing(f"{shown(name)} cannot be {action}: {error.strerror}", hint="Let code in the session mend it")
