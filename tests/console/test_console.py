@@ -509,3 +509,30 @@ def test_choices_with_titles_are_a_list_to_choose_from() -> None:
     schema = {"type": "object", "properties": {"to": {"type": "string", "oneOf": titled}}, "required": ["to"]}
     (field,) = fields_of(schema)
     assert (field.kind, field.choices) == ("choice", (("a", "All leads"), ("f", "f")))
+
+
+async def test_while_the_journal_cannot_be_written_nothing_is_made_that_the_console_could_not_show(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    keys = [f"alice:sha256:{hash_key(ALICE)}", f"bob:sha256:{hash_key(BOB)}"]
+    async with (
+        opened_place(default_environment, tmp_path, api_keys=keys, pool_size=0) as own,
+        own.person(ALICE) as alice,
+    ):
+        sessions = own.runtime.sessions
+        first = sessions.find_open((await alice.post("/api/v1/sessions", json={})).json()["session_id"])
+        assert first is not None
+        # What SQLite says when its file may not grow is what it says on a full disk.
+        sessions.journal._connection.execute("PRAGMA max_page_count = 1")
+        await own.agent.execute("print('y' * 3_000_000)")
+        assert sessions.journal.is_failing
+        for _ in range(2):
+            refused = await alice.post("/api/v1/sessions", json={})
+            assert refused.json()["error"]["code"] == "busy"
+            assert "the journal, from which this is read, cannot be written now" in refused.text
+        assert sessions.of(first.principal) == [first]
+        made = sessions.create(first.principal)
+        seen = await alice.get(f"/api/v1/sessions/{made.id}")
+        assert "cannot be written now" in seen.text
+        async with own.person(BOB) as bob:
+            assert (await bob.get(f"/api/v1/sessions/{made.id}")).status_code == 404

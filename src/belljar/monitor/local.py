@@ -15,7 +15,7 @@ from belljar.journal.session_records import iso_ms
 from belljar.models import Rewinding, SessionFork
 from belljar.monitor.base import Access
 from belljar.monitor.follower import SessionFollower
-from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for
+from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
 from belljar.monitor.models import Followed, ServerEvent, SessionEntry
 from belljar.monitor.packages import installing_cell
 from belljar.sessions.session import Session
@@ -79,6 +79,10 @@ class LocalMonitor(LocalViews):
         await self._registry.make_room(access.principal)
         session = self._registry.create(access.principal, environment=environment, reason=reason[:MAX_TEXT])
         self._registry.journal.commit()
+        if self._registry.journal.is_failing:
+            # Nobody could find it here, and each further try would make another one.
+            await self._registry.clear(session.id, access.principal)
+            raise unwritten("no session was made")
         return self._entries.session(await self._row(access, session.id, is_counted=True))
 
     async def run_cell(

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from belljar.control import server_sockets
-from belljar.errors import ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
@@ -349,6 +349,9 @@ class LocalViews:
     async def _row(self, access: Access, session_id: str, *, is_counted: bool = False) -> SessionRecord:
         row = await self._history.session(session_id, is_counted=is_counted)
         is_elsewhere = row is not None and row.state == "live" and row.run != self._run
+        live = self._registry.find_open(session_id)
+        if row is None and live is not None and access.may_see(live.principal):
+            raise unwritten(f"session {session_id[:64]!r} is open")
         if row is None or not access.may_see(row.principal) or is_elsewhere:
             raise SessionNotFound(f"session {session_id[:64]!r} does not exist")
         return row
@@ -356,6 +359,8 @@ class LocalViews:
     async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
         row = await self._history.execution(execution_id)
         is_elsewhere = row is not None and row.live_run not in ("", self._run)
+        if row is None and self._registry.journal.is_failing:
+            raise unwritten(f"execution {execution_id[:64]!r} may have been submitted just now")
         if row is None or not access.may_see(row.principal) or is_elsewhere:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} does not exist")
         return row
@@ -364,6 +369,14 @@ class LocalViews:
         row = await self._row(access, session_id)
         folders, _ = self._registry.folders_and_environment(session_id, row.principal)
         return Workspace(folders.workspace)
+
+
+def unwritten(fact: str) -> Busy:
+    """Return the error for what the journal does not have yet, because its file cannot be written (a full disk)."""
+    return Busy(
+        f"{fact}, and the journal, from which this is read, cannot be written now",
+        hint="Try again in 30 seconds; the server's operator finds the reason in its log",
+    )
 
 
 def _read_part(workspace: Workspace, name: str, offset: int, length: int) -> FilePart:
