@@ -233,7 +233,7 @@ async def test_the_session_is_a_user_of_its_own_with_a_name(provider: Provider, 
 # The handshake
 
 
-async def test_nothing_of_the_doorstep_is_left_for_the_session(provider: Provider, open_sandbox: Opener) -> None:
+async def test_nothing_of_the_init_process_is_left_for_the_session(provider: Provider, open_sandbox: Opener) -> None:
     sandbox, _ = await open_sandbox(provider)
     code = """
 import os
@@ -285,7 +285,7 @@ async def test_the_environment_is_not_told_to_the_engine(
     os.close(reading)
     (name,) = [name for name in engine.names(_numbers()) if name.startswith(f"belljar-{os.getpid()}-")]
     told = subprocess.run(engine.command("inspect", name), capture_output=True, text=True, check=True).stdout
-    assert "doorstep" in told
+    assert "container-init" in told
     assert "hunter2" not in told
     assert "signal.pause" not in told
 

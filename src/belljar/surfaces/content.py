@@ -266,8 +266,9 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
         # A table says as text what its page says. What has no text of its own is shown by a link to its page, or, where
         # that is so short that there is no file of it, by the page itself.
         is_textless = display.mime == WIDGET or display.plain.startswith("<")
-        page = f"[{display.mime}{where}]" if places else clip(display.text or "", SHOWN_PAGE_CHARS)
-        return "\n".join(filter(None, [plain, page if is_textless else ""]))
+        if is_textless and not places and display.text:
+            return clip(display.text, SHOWN_PAGE_CHARS)
+        return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if is_textless and places else ""]))
     if display.mime == "text/latex" and result_text is not None and not result_text.startswith("<"):
         return ""  # the value stands above, in the form that code can use
     if display.text is not None:
