@@ -9,7 +9,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -197,8 +197,15 @@ async def open_runtime(
                 budget_chars=settings.output_budget_chars,
                 why_lost=takeover.why_lost,
             )
-            # Not where a supervisor is another server's, or will be: what looks abandoned may be alive.
-            if handover.is_on or not has_supervisor(settings.data_directory):
+            # Not beside another server that has the supervisor, because it may be taking over what looks abandoned.
+            is_left = not settings.keep_alive and _has_left_sessions(settings.data_directory, run.living)
+            if is_left:
+                log.warning(
+                    "keep_alive is off, and sessions of an earlier server are kept alive in %s: they are left to a "
+                    "server with keep_alive; one that starts after they have ended recovers their files",
+                    settings.data_directory,
+                )
+            if handover.is_on or not (settings.keep_alive or is_left):
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
@@ -283,12 +290,6 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
     It is a `NoHandover` where `keep_alive` is off or another server has the supervisor.
     """
     if not settings.keep_alive:
-        if has_supervisor(settings.data_directory):
-            log.warning(
-                "keep_alive is off, and sessions of another server are kept alive in %s: they are left to a server "
-                "with keep_alive, and are this one's to recover when they have ended and it is started again",
-                settings.data_directory,
-            )
         yield NoHandover()
         return
     if (problem := keep_alive_problem(provider)) or not isinstance(provider, HandoverProvider):
@@ -395,8 +396,14 @@ def _recover_others(clean_up: Callable[..., None], runs: Path, own: str, *, is_k
 
     Not where sessions outlive their server, because the next server that starts takes those over.
     """
-    if not is_kept:
-        clean_up(living=frozenset({own, *_living(runs, own=own)}))
+    living = frozenset({own, *_living(runs, own=own)})
+    if not is_kept and not _has_left_sessions(runs.parent, living):
+        clean_up(living=living)
+
+
+def _has_left_sessions(data_directory: Path, living: Collection[str]) -> bool:
+    """Return whether a supervisor keeps sessions alive whose server is gone: it runs, and no other server does."""
+    return len(living) == 1 and has_supervisor(data_directory)
 
 
 def _living(runs: Path, *, own: str) -> list[str]:

@@ -233,7 +233,7 @@ def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: boo
             f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
     names = _marked(", ".join(result.lost[:40])) or "none known"
-    if result.state == "lost" and result.status in ("ok", "error"):
+    if result.state == "lost" and result.status in ("ok", "error", "running"):
         # The kernel was replaced before this cell, as a notice has said; no rewind to this execution brings them back.
         if result.lost:
             lines.append(f"Lost before this execution: {names}.")

@@ -18,7 +18,8 @@ _shown: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def prepare() -> None:
     """Have figures shown as pictures, as importing pyplot does."""
     if _INLINE not in sys.modules:
-        with contextlib.suppress(Exception):
+        # A session's own file of that name may raise anything.
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(_INLINE)
 
 
@@ -30,7 +31,7 @@ def may_choose_agg(code: str) -> bool:
 def show_with_agg() -> None:
     """Have `pyplot.show` show figures where the backend is Agg; called before code that may choose it."""
     prepare()
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         backend: Any = importlib.import_module("matplotlib.backends.backend_agg")
         # pyplot takes what a backend has when it is chosen.
         backend.show = _show
