@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import compaction, fork, fork_losses, huge_pages, immortal, rich_output, setns, vfork
+from . import compaction, fork, fork_losses, huge_pages, immortal, library_mappings, rich_output, setns, vfork
 from .channel import Channel, encode_stream
 from .pristine import no_traces
 from .runner import Runner
@@ -45,6 +45,7 @@ class ZygoteRunner:
         self._threads = 1
         freeze_objects()
         immortal.make_immortal()
+        library_mappings.join()
         self._small = huge_pages.find_parts()
 
     def serve(self, channel: Channel) -> None:
