@@ -217,6 +217,8 @@ class Registry:
 
     def _giver(self, principal: str) -> str | None:
         """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
+        if len(self._sessions) < self._most_per_owner:
+            return None  # without a look at all sessions
         counts = Counter(session.principal for session in self._sessions.values())
         if counts[principal] >= self._most_per_owner:
             return principal
