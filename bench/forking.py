@@ -315,6 +315,8 @@ def _processor_times(server: Server) -> dict[int, tuple[str, ProcessorTime]]:
 
 def _kind(pid: int) -> str:
     words = command_line(pid)
+    if any(Path(word).name == "sandbox_maker.py" for word in words):
+        return "sandbox"
     # By the name alone: bubblewrap may lie in a folder of Python's.
     return "python" if words and Path(words[0]).name.startswith("python") else "sandbox"
 
@@ -329,9 +331,9 @@ def _split(
         own, of_children = now.own_s - then.own_s, now.of_children_s - then.of_children_s
         if kind == "server":
             spent["the server"] += own
-            spent["bubblewrap and its helpers"] += of_children
+            spent["making the sandbox"] += of_children
         elif kind == "sandbox":
-            spent["bubblewrap and its helpers"] += own + of_children
+            spent["making the sandbox"] += own + of_children
         elif pid in before:
             spent["the zygote's forks"] += own
             spent["entering the sandbox, in a process between zygote and kernel"] += of_children

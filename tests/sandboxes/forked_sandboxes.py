@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE
 
-from belljar.sandboxes.base import ForkedSandbox, Identity, Limits, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import ForkedSandbox, HostFolder, Identity, Limits, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 FORKER = """
@@ -117,12 +117,17 @@ class SandboxedProcess:
 class ForkedSandboxes:
     """Opens forkable and nested sandboxes and their processes, and closes what was opened."""
 
-    def __init__(self, provider: NamespaceProvider, folder: Path, limits: Limits) -> None:
+    def __init__(
+        self, provider: NamespaceProvider, folder: Path, limits: Limits, holding: Sequence[str] = ("sleep", "infinity")
+    ) -> None:
         self.provider = provider
+        self.holding = holding
+        """What holds nested sandboxes open: `HOLD` is the one command that a maker starts in bubblewrap's place."""
         self.folder = folder / "sessions"
         self.folder.mkdir(mode=0o711)
         self.folder.chmod(0o711)
         self.limits = limits
+        self.folders: Sequence[HostFolder] = ()
         self.opened: list[Sandbox] = []
         self.peers: list[socket.socket] = []
 
@@ -140,6 +145,7 @@ class ForkedSandboxes:
             readable=[*READABLE, *readable],
             limits=self.limits,
             identity=identity,
+            folders=self.folders,
         )
 
     async def parent(self, readable: Sequence[Path] = ()) -> SandboxedProcess:
@@ -152,12 +158,10 @@ class ForkedSandboxes:
         theirs.close()
         return SandboxedProcess(sandbox, spec, ours, process)
 
-    async def hold(
-        self, sandbox: Sandbox, command: Sequence[str] = ("sleep", "infinity"), pass_fds: Sequence[int] = ()
-    ) -> SandboxProcess:
+    async def hold(self, sandbox: Sandbox, command: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxProcess:
         with Path(os.devnull).open("w") as nowhere:
             return await sandbox.spawn(
-                command,
+                command or self.holding,
                 environment=ENVIRONMENT,
                 stdout=nowhere.fileno(),
                 stderr=nowhere.fileno(),

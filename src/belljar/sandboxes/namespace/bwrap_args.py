@@ -29,7 +29,7 @@ _ISOLATION = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--cap-drop", "ALL", "--new-session"),
 )
-_HOSTNAME = ("--hostname", "belljar")
+HOSTNAME = "belljar"
 # Capabilities to become the session's user, who has none of them; the last one is to enter the session's own folder.
 _AS_ROOT = tuple(
     word
@@ -153,17 +153,26 @@ def arguments(
     """
     return [
         *_ISOLATION,
-        *(_HOSTNAME if has_hostname else ()),
+        *(("--hostname", HOSTNAME) if has_hostname else ()),
         *user_map.words,
+        *root_arguments(spec, files, shared, has_to_drop=user_map.has_to_drop),
+        # Only the session's user may enter the session's folder.
+        *("--chdir", "/" if user_map.is_for_holder else WORKSPACE, "--clearenv", *_environment(environment)),
+    ]
+
+
+def root_arguments(
+    spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int], *, has_to_drop: bool
+) -> list[str]:
+    """Return the arguments for the root folder and everything in it."""
+    return [
         # A session with a host user of its own may not read root's tables, and each mask costs 0.2 ms.
         *("--proc", "/proc", *_masks(is_root=os.geteuid() == 0 and spec.identity is None)),
         *(_covers() if spec.devices else ()),
-        *_view(spec, files, shared, has_to_drop=user_map.has_to_drop),
+        *_view(spec, files, shared, has_to_drop=has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *(() if spec.devices else ("--remount-ro", "/proc")),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
-        # Only the session's user may enter the session's folder.
-        *("--chdir", "/" if user_map.is_for_holder else WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 
@@ -177,7 +186,7 @@ def nesting_arguments(
     """
     return [
         *_ISOLATION,
-        *_HOSTNAME,
+        *("--hostname", HOSTNAME),
         *(_AS_ROOT if spec.identity else _in_user_namespace(MAPPED)),
         *("--proc", "/proc"),
         *_view(spec, files, shared, has_to_drop=spec.identity is not None),
@@ -258,32 +267,58 @@ def minimal_root(spec: SandboxSpec, bubblewrap: Path) -> list[str]:
 
 def open_files(spec: SandboxSpec, user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     """Return descriptors of the single files that a session sees in place of the host's."""
-    machine = {path: open_content(text.encode(), stack) for path, text in machine_files(spec.limits).items()}
-    return {**machine, **open_etc(user, stack)}
+    opened = _opened_until(stack)
+    for path, text in machine_files(spec.limits).items():
+        opened[path] = _open_content(text.encode())
+    _open_etc(user, opened)
+    return opened
 
 
 def open_etc(user: Identity, stack: contextlib.ExitStack) -> dict[str, int]:
     """Return descriptors of the single files of /etc: some of the host's, and those written here without its names."""
-    files = {
-        path: open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode(), stack)
-        for path, content in ETC.items()
-    }
+    opened = _opened_until(stack)
+    _open_etc(user, opened)
+    return opened
+
+
+def _open_etc(user: Identity, opened: dict[str, int]) -> None:
+    for path, content in ETC.items():
+        opened[path] = _open_content(content.format(uid=user.uid, gid=user.gid, home=HOME).encode())
     for path in _ETC_FILES:
         # Copied, not mounted, because bubblewrap reads the whole table of mounts again for each mount.
-        if os.access(path, os.R_OK):
-            files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, files[path])
-    return files
+        with contextlib.suppress(OSError):
+            opened[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _opened_until(stack: contextlib.ExitStack) -> dict[str, int]:
+    """Return a dict for descriptors that the stack closes; one callback for each would take longer than they do."""
+    opened: dict[str, int] = {}
+
+    def close() -> None:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+    stack.callback(close)
+    return opened
 
 
 def open_content(content: bytes, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> int:
     """Return a descriptor to read this content from."""
-    descriptor = os.memfd_create("belljar")
+    descriptor = _open_content(content)
     stack.callback(os.close, descriptor)
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _open_content(content: bytes) -> int:
+    descriptor = os.memfd_create("belljar")
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

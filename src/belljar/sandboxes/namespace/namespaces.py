@@ -32,6 +32,7 @@ from belljar.sandboxes.namespace.bwrap_args import (
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.process import NamespaceProcess, only_child
+from belljar.sandboxes.namespace.sandbox_maker import SandboxMaker
 from belljar.sandboxes.namespace.user_maps import UserMapHelper, open_map_helper
 
 Resources = AsyncExitStack
@@ -86,6 +87,11 @@ def fork_user_map(user: Identity, owner: Identity) -> UserMap:
     return user_map_for_user(user)
 
 
+def nested_maps(user: Identity) -> str:
+    """Return the uid and gid map, one text for both, of a nested sandbox of root's: its own root, and its user."""
+    return f"0 0 1\n{user.uid} {user.uid} 1\n"
+
+
 class ParentSandbox:
     """The namespaces of a sandbox in which another is being nested."""
 
@@ -124,7 +130,22 @@ class ParentSandbox:
                 helper.close()
                 raise SandboxUnavailable("The sandbox to nest in has ended")
             self._holder.map_helper = helper
-        return replace(launch, maps=f"0 0 1\n{user.uid} {user.uid} 1\n", map_helper=self._holder.map_helper)
+        return replace(launch, maps=nested_maps(user), map_helper=self._holder.map_helper)
+
+    async def open_maker(self, seccomp: bytes) -> SandboxMaker:
+        """Start a process that makes nested sandboxes, for a server that root runs; it says if it makes none here."""
+        namespaces = (self._users, await self._proc_mount(), self._pids)
+        maker = SandboxMaker(open_content(seccomp, self._resources), namespaces)
+        try:
+            await maker.wait_until_inside()
+        except BaseException:
+            maker.close()
+            raise
+        if not self._holder.is_there():
+            # The parent was killed meanwhile, so nobody would close the maker.
+            maker.close()
+            raise SandboxUnavailable("The sandbox to nest in has ended")
+        return maker
 
     async def launch_inside_session(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> BwrapLaunch:
         """Return how to launch a sandbox nested in one that runs a session's code, with the same `user`.
@@ -162,11 +183,14 @@ class ParentSandbox:
         )
 
     async def _mounts(self) -> str:
+        return f"--mount={_path(await self._proc_mount())}"
+
+    async def _proc_mount(self) -> int:
         if self._holder.proc_mount is None:
             # In the parent's network namespace, because code that sees a process may read its connections from /proc.
             entering = [_nsenter(), *self._root_view, f"--net={_path(self._open('net'))}", *self._entering]
             self._holder.proc_mount = await open_proc_mount(entering, find_tool("unshare"))
-        return f"--mount={_path(self._holder.proc_mount)}"
+        return self._holder.proc_mount
 
     def _open(self, kind: str) -> int:
         try:

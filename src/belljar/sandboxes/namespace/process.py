@@ -14,6 +14,7 @@ from pathlib import Path
 
 from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
 from belljar.sandboxes.namespace.orphan_reaper import OrphanReaper
+from belljar.sandboxes.namespace.sandbox_maker import MadeChild, SandboxMaker, pid_of
 from belljar.sandboxes.namespace.user_maps import UserMapHelper
 
 _ONE_PAGE = 4096
@@ -36,6 +37,8 @@ class NamespaceProcess:
         """The mount namespace in which bubblewrap starts to nest a sandbox in this one, once there was one to nest."""
         self.map_helper: UserMapHelper | None = None
         """The process that maps the users of nested sandboxes, once there was one that needs it."""
+        self.maker: SandboxMaker | None = None
+        """The process that makes nested sandboxes in bubblewrap's place, once there was one to make."""
         self._command_pid = 0
         self._hops = hops
         self._maker: int | None = None
@@ -48,6 +51,14 @@ class NamespaceProcess:
         self._gate: int | None = None
         self._info = bytearray()
         self._is_reported = asyncio.Event()
+
+    @classmethod
+    def of_maker(cls, maker: SandboxMaker, pidfd: int) -> "NamespaceProcess":
+        """Return the first process of a sandbox that was made without bubblewrap. It is the command itself."""
+        process = cls(MadeChild(maker.pid))
+        pid = pid_of(pidfd)
+        process.restored(pid, pidfd, pid, kills_maker=True)
+        return process
 
     def listen(self, info: int, gate: int) -> None:
         """Read bubblewrap's report and hold the command back until `let_in`; takes over both descriptors."""
@@ -118,7 +129,7 @@ class NamespaceProcess:
         return self._hops
 
     def restored(self, first_pid: int, first: int, command_pid: int, *, kills_maker: bool) -> None:
-        """Take over a command that another server started and let in; the descriptor is then its own."""
+        """Take over a command that another process started and let in; the descriptor is then its own."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
         self._is_reported.set()
         if kills_maker:
@@ -218,6 +229,9 @@ class NamespaceProcess:
         if self.map_helper is not None:
             self.map_helper.close()
             self.map_helper = None
+        if self.maker is not None:
+            self.maker.close()
+            self.maker = None
 
     def _close_gate(self) -> None:
         if self._gate is not None:

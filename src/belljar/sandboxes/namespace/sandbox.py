@@ -14,16 +14,19 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
-from belljar.sandboxes.namespace.bwrap_args import minimal_root
+from belljar.sandboxes.namespace.bwrap_args import HOSTNAME, minimal_root, open_files, open_folders, root_arguments
 from belljar.sandboxes.namespace.namespaces import (
     BwrapLaunch,
     NamespaceLevel,
     NamespaceTools,
     ParentSandbox,
     Resources,
+    fork_user_map,
+    nested_maps,
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
+from belljar.sandboxes.namespace.sandbox_maker import SandboxMaker
 from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
@@ -213,6 +216,7 @@ class NamespaceSandbox(SandboxBase):
         # yet.
         async with self.nesting:
             makers = [process.pid for nested in self._nested for process in nested.processes()]
+            makers += [process.maker.pid for process in self._processes if process.maker is not None]
             for process in [process for process in self._processes if process.is_there()]:
                 # Forks of the command that are not the command itself are relays; none of them is a session's code.
                 forks_of = () if is_last else process.command
@@ -330,6 +334,82 @@ class NestedSandbox(NamespaceSandbox):
     def parent(self) -> NamespaceSandbox:
         """The sandbox it was nested in."""
         return self._parent
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> SandboxProcess:
+        """See `NamespaceSandbox`. What only holds the sandbox open is started by the parent's maker, if it has one."""
+        self._check_open()
+        maker = await self._find_maker() if tuple(command) == HOLD else None
+        if maker is not None and (process := await self._spawn_by(maker)):
+            return process
+        return await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
+
+    async def _find_maker(self) -> SandboxMaker | None:
+        """Return the parent's maker, started if need be; None where bubblewrap has to make this sandbox.
+
+        A maker ends with the server, so there is none where a supervisor keeps sandboxes alive. It knows one map of
+        users, that of root's servers, and none of the mounts of devices.
+        """
+        owner, root_view, _ = self._parent.level
+        is_kept_alive = self._tools.reaper is None
+        if root_view < 0 or is_kept_alive or self.spec.devices or isinstance(self._parent, NestedSandbox):
+            return None
+        if not fork_user_map(self.level.user, owner).has_to_drop:
+            return None
+        async with self._parent.nesting, contextlib.AsyncExitStack() as resources:
+            holder = self._parent.holder()
+            if holder.maker is None or (holder.maker.has_ended and not holder.maker.refusal):
+                holder.maker = await ParentSandbox(holder, root_view, resources).open_maker(
+                    self._tools.hardening.program
+                )
+            return None if holder.maker.refusal else holder.maker
+
+    async def _spawn_by(self, maker: SandboxMaker) -> NamespaceProcess | None:
+        """Have a maker make this sandbox; None if it could not."""
+        made: list[NamespaceProcess] = []
+
+        def adopt(pidfd: int) -> None:
+            process = NamespaceProcess.of_maker(maker, pidfd)
+            made.append(process)
+            if not self._is_closed:
+                self._processes.append(process)
+
+        with contextlib.ExitStack() as stack:
+            files, shared = open_files(self.spec, self.level.user, stack), open_folders(self.spec, stack)
+            groups = self._enforcement.open_procs_files()
+            for group in groups:
+                stack.callback(os.close, group)
+            arguments = root_arguments(self.spec, files, shared, has_to_drop=True)
+            request = {
+                "hostname": HOSTNAME if self._tools.hardening.has_hostname else "",
+                "maps": nested_maps(self.level.user),
+                "groups": groups,
+            }
+            try:
+                async with asyncio.timeout(MAKING_S):
+                    descriptors = [*groups, *files.values(), *shared.values()]
+                    complaint = await maker.make(arguments, request, descriptors, adopt)
+            except TimeoutError:
+                complaint = f"not made in {MAKING_S:g} s"
+        if made and not complaint and not made[0].is_there():
+            complaint = "its first process ended"
+        maker.note(complaint, has_answered=bool(made))
+        if not complaint and made[0] in self._processes:
+            rank_for_oom_killer(made[0].first_pid)
+            return made[0]
+        for process in made:
+            await process.kill_all()
+            if process in self._processes:
+                self._processes.remove(process)
+        self._check_open()
+        return None
 
     async def _prepare_launch(self, resources: Resources) -> BwrapLaunch:
         owner, root_view, _ = self._parent.level

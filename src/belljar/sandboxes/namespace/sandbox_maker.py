@@ -1,0 +1,207 @@
+"""The server's side of a sandbox maker: the process in a forkable sandbox that makes those nested in it.
+
+The process itself is `inside/sandbox_maker.py`. It is used where bubblewrap could be, for sandboxes that are only held
+open until a fork enters them, and bubblewrap is used where it cannot be. It sees no session's code: that is one pid
+namespace below. It ends with the server, and everything that it made ends with it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from belljar.inside import FOLDER
+from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive, widen
+from belljar.sandboxes.child import Child, start_child, wait_readable
+from belljar.sandboxes.namespace.bwrap_args import encode
+
+log = logging.getLogger(__name__)
+
+OnAnswer = Callable[[int, str], None]
+"""Told of a pidfd, which is its own to close, or of -1 and why there is none."""
+
+
+class SandboxMaker:
+    """A process that makes sandboxes nested in one, in the order in which they are asked for."""
+
+    def __init__(self, seccomp: int, namespaces: Sequence[int]) -> None:
+        self.refusal = ""
+        """Why it makes no sandboxes on this host."""
+        self._has_made = False
+        self._waiting: deque[OnAnswer] = deque()
+        self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            widen(ours)
+            ours.setblocking(False)
+            given = [theirs.fileno(), seccomp, *namespaces]
+            program = [os.path.realpath(sys.executable), "-I", "-S", str(FOLDER / "sandbox_maker.py")]
+            nowhere = subprocess.DEVNULL
+            try:
+                self._child = start_child(
+                    [*program, *map(str, given)],
+                    environment={},
+                    folder="/",
+                    stdin=nowhere,
+                    stdout=nowhere,
+                    stderr=nowhere,
+                    pass_fds=given,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._sock = ours
+        self._loop.add_reader(ours, self._on_packet)
+        # As for `UserMapHelper`: a sandbox whose loop ends before it is not closed.
+        self._end = weakref.finalize(self, _end, self._child, ours)
+        self._end.atexit = False
+
+    @property
+    def pid(self) -> int:
+        """The pid of the maker's parent, which is outside of the sandbox, and the server's child."""
+        return self._child.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can make no more."""
+        return not self._end.alive
+
+    async def wait_until_inside(self) -> None:
+        """Wait until it is in the sandbox, and needs none of the descriptors by which it got there."""
+        inside: asyncio.Future[str] = self._loop.create_future()
+        self._waiting.append(lambda _, refusal: None if inside.done() else inside.set_result(refusal))
+        if refusal := await inside:
+            self.note(refusal, has_answered=False)
+
+    async def make(
+        self,
+        arguments: Sequence[str],
+        request: Mapping[str, Any],
+        descriptors: Sequence[int],
+        adopt: Callable[[int], None],
+    ) -> str:
+        """Have a sandbox made of bubblewrap's arguments; return why it was not, or nothing.
+
+        `adopt` gets a pidfd of its first process as soon as there is one, even if this call is cancelled meanwhile.
+        """
+        status, status_end = os.pipe()
+        try:
+            try:
+                request = {**request, "status": status_end}
+                answer = self._ask(encode(arguments), request, [*descriptors, status_end], adopt)
+            finally:
+                os.close(status_end)
+            complaint = await answer
+            if complaint:
+                return complaint
+            # Closed when the command that holds the sandbox open has been started, which is last of all.
+            await wait_readable(status)
+            return os.read(status, 4096).decode(errors="replace")
+        finally:
+            os.close(status)
+
+    def _ask(
+        self,
+        arguments: bytes,
+        request: Mapping[str, Any],
+        descriptors: Sequence[int],
+        adopt: Callable[[int], None],
+    ) -> asyncio.Future[str]:
+        answer: asyncio.Future[str] = self._loop.create_future()
+
+        def on_answer(pidfd: int, refusal: str) -> None:
+            if pidfd >= 0:
+                adopt(pidfd)
+            if not answer.done():
+                answer.set_result(refusal)
+
+        packet = json.dumps({**request, "descriptors": descriptors}).encode() + b"\0" + arguments
+        if len(packet) > PACKET_BYTES or len(descriptors) > MAX_DESCRIPTORS:
+            on_answer(-1, f"{len(packet):,} bytes and {len(descriptors)} descriptors are too many for one request")
+            return answer
+        try:
+            socket.send_fds(self._sock, [packet], descriptors)
+        except OSError as error:
+            on_answer(-1, str(error.strerror))
+        else:
+            self._waiting.append(on_answer)
+        return answer
+
+    def note(self, complaint: str, *, has_answered: bool) -> None:
+        """Note that a sandbox was made, or why not. A maker that has made none yet, or is silent, is asked no more."""
+        if not complaint:
+            self._has_made = True
+            return
+        if not (self._has_made and has_answered):
+            self.refusal = complaint
+        log.info("bubblewrap makes the sandbox of a fork, which takes longer: %s", complaint)
+
+    def _on_packet(self) -> None:
+        try:
+            packet, descriptors = receive(self._sock)
+        except BlockingIOError:
+            return
+        except Unreceived as error:
+            packet, descriptors = json.dumps({"error": error.strerror}).encode(), []
+        except OSError:
+            packet, descriptors = b"", []
+        if not packet:
+            self.close()
+            return
+        on_answer = self._waiting.popleft()
+        on_answer(descriptors[0] if descriptors else -1, json.loads(packet).get("error", ""))
+
+    def close(self) -> None:
+        """End it, and with it all that it has made; may be called twice."""
+        if self._end.alive:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.remove_reader(self._sock)
+            self._end()
+        while self._waiting:
+            self._waiting.popleft()(-1, "the process that makes sandboxes has ended")
+
+
+def _end(child: Child, sock: socket.socket) -> None:
+    sock.close()
+    child.kill_group()
+    child.release()
+
+
+class MadeChild:
+    """The part of a `Started` that a sandbox's first process has, which is the maker's child and not the server's."""
+
+    def __init__(self, maker_pid: int) -> None:
+        self.pid = maker_pid
+
+    async def wait(self) -> int:
+        """Return how it ended, once it has: Linux tells nobody else."""
+        return -signal.SIGKILL
+
+    def kill_group(self) -> None:
+        """Do nothing: the process is killed by its pidfd."""
+
+    def release(self) -> None:
+        """Do nothing: nobody waits for it, so Linux reaps it."""
+
+    def detach(self) -> None:
+        """Do nothing: it ends with the server."""
+
+
+def pid_of(pidfd: int) -> int:
+    """Return the pid, on the host, of the process behind a pidfd; 0 when it is gone."""
+    information = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = re.search(rb"^Pid:\s*(\d+)", os.read(information, 4096), re.MULTILINE)
+    finally:
+        os.close(information)
+    return int(found[1]) if found else 0
