@@ -91,7 +91,7 @@ class ResultHook(DisplayHook):
         if not is_text_alone(result, formatter):
             forms, metadata = super().compute_format_data(result)
         else:
-            text = formatter.formatters["text/plain"](result)
+            text = rich_output.text_of(result, formatter.formatters["text/plain"])
             forms, metadata = ({} if text is None else {"text/plain": text}), {}
         if self.wants_value and (value := rich_output.json_value(result)) is not None:
             forms = {**forms, rich_output.VALUE: value}
