@@ -101,6 +101,19 @@ class ResultHook(DisplayHook):
         """Send the value in all its representations."""
         self.emit({"type": "result", "data": rich_output.prepared(format_dict)})
 
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        """Keep the value's text in the history, as IPython does, without the record for `outputs`, which are discarded.
+
+        In a fork this saves 10 pages of its own.
+        """
+        text = format_dict.get("text/plain")
+        if text is None:
+            return
+        shell: Any = self.shell
+        if shell.logger.log_output:
+            shell.logger.log_write(text, "output")
+        shell.history_manager.output_hist_reprs[self.prompt_count] = text
+
     def finish_displayhook(self) -> None:
         """Do nothing, because the value is sent already."""
 
