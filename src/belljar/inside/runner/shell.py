@@ -20,6 +20,7 @@ from typing import Any
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
+from IPython.core.history import HistoryManager
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics import packaging
@@ -357,6 +358,10 @@ def build_shell() -> Shell:
     shell.input_transformer_manager = CellTransformer()
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _DiscardedOutputs()
+    # IPython's fork hook ends the threads of these, and ours has none. Not a WeakSet, because going through one writes
+    # to 11 pages with each checkpoint.
+    if hasattr(HistoryManager, "_instances"):
+        HistoryManager._instances = set()  # pyright: ignore
     # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.
