@@ -23,6 +23,8 @@ _CELLS = (
     ),
     *(",f a b", ";f a b", "/f a b", "if True:\n    ,f a", "x = [1\n, 2\n]", "y = 1 \\\n/ 2", "'''\n,f\n'''"),
     *(">>> 1\n1", "In [1]: 1", "...: x", '"""\n>>> f()\n"""', "f'{x!r}'", "x = '100%'", "this is (not Python", "a = '"),
+    *("if True:\n    1\n    \n2", "x = 1\n\n\ny", "'''\n \n'''", "x = ...", "x = 1\r\n \r\ny", "\n1", " "),
+    *("1\n\n  ", "1\n\t\n", "\x0c1", "\x1c\n1", "x\x0c\n  \ny", "1\r  \r2"),
 )
 
 
@@ -44,3 +46,17 @@ def test_transformer_that_a_session_adds_sees_every_cell() -> None:
     transformers.append(Watching)
     manager.transform_cell("1+1")
     assert seen
+
+
+@pytest.mark.parametrize("kind", ["cleanup_transforms", "line_transforms"])
+def test_line_transform_that_a_session_adds_sees_every_cell(kind: str) -> None:
+    seen: list[list[str]] = []
+
+    def watch(lines: list[str]) -> list[str]:
+        seen.append(lines)
+        return lines
+
+    manager = CellTransformer()
+    getattr(manager, kind).append(watch)
+    manager.transform_cell("1+1")
+    assert seen == [["1+1\n"]]

@@ -11,6 +11,8 @@ import importlib
 import json
 from typing import Any, Optional
 
+from IPython.lib import pretty
+
 from .channel import MAX_DEPTH, is_too_deep
 
 VALUE = "application/vnd.belljar.value+json"
@@ -103,6 +105,9 @@ _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
 }
 
 
+_SCALARS = (int, str, bytes)
+_PRINT_REPR: Any = getattr(pretty, "_repr_pprint", _BUILTIN_TYPES)
+"""IPython's printer of values that are shown as their `repr`; where it has another name, something that is none."""
 _PRINTERS = ("singleton_printers", "type_printers", "deferred_printers")
 _values: "dict[int, dict[str, Any]]" = {}
 """Of each formatter in `_gathered`, by its id: the dict that it has the values of its traits in."""
@@ -138,6 +143,25 @@ def is_text_alone(value: object, display_formatter: Any) -> bool:
         if _may_apply(formatter, inherited):
             return False
     return "text/plain" in formatters
+
+
+def text_of(value: object, formatter: Any) -> Any:
+    """Return the text of a value. That of a number or a string is its `repr`, unless the session has a printer for it.
+
+    IPython would make a printer of nested groups for it, which touches 25 pages.
+    """
+    values = _values.get(id(formatter))
+    if (
+        values is not None
+        and type(value) in _SCALARS
+        and values["type_printers"].get(type(value)) is _PRINT_REPR
+        and id(value) not in values["singleton_printers"]
+    ):
+        try:
+            return repr(value)
+        except ValueError:  # a number of too many digits, which IPython reports
+            pass
+    return formatter(value)
 
 
 def _may_apply(formatter: Any, inherited: "list[tuple[type, tuple[str, str]]]") -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
+from IPython.core.history import HistoryManager
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics import packaging
@@ -91,7 +92,7 @@ class ResultHook(DisplayHook):
         if not is_text_alone(result, formatter):
             forms, metadata = super().compute_format_data(result)
         else:
-            text = formatter.formatters["text/plain"](result)
+            text = rich_output.text_of(result, formatter.formatters["text/plain"])
             forms, metadata = ({} if text is None else {"text/plain": text}), {}
         if self.wants_value and (value := rich_output.json_value(result)) is not None:
             forms = {**forms, rich_output.VALUE: value}
@@ -101,23 +102,63 @@ class ResultHook(DisplayHook):
         """Send the value in all its representations."""
         self.emit({"type": "result", "data": rich_output.prepared(format_dict)})
 
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        """Keep the value's text in the history, as IPython does, without the record for `outputs`, which are discarded.
+
+        In a fork this saves 10 pages of its own.
+        """
+        text = format_dict.get("text/plain")
+        if text is None:
+            return
+        shell: Any = self.shell
+        if shell.logger.log_output:
+            shell.logger.log_write(text, "output")
+        shell.history_manager.output_hist_reprs[self.prompt_count] = text
+
     def finish_displayhook(self) -> None:
         """Do nothing, because the value is sent already."""
 
 
-class CellTransformer(TransformerManager):
-    """IPython's transformation of magics and shell commands; cells that can have none are not tokenised for it."""
+_ipythons = TransformerManager()
+"""Knows the transformers that IPython has by itself."""
 
-    _own = tuple(TransformerManager().token_transformers)
+
+class CellTransformer(TransformerManager):
+    """IPython's transformation of magics and shell commands; cells that can have none do not go through it.
+
+    Lists of transformers are compared as lists, because that does not touch what is in both.
+    """
+
+    def transform_cell(self, cell: str) -> Any:
+        """Return the cell as Python. IPython's first transformers remove prompts, indents and blanks of empty lines.
+
+        Where there are none of these the answer is known, which saves, in a fork, 26 pages of its own.
+        """
+        lines = (cell if cell.endswith("\n") else f"{cell}\n").splitlines(keepends=True)
+        has_own = self.cleanup_transforms == _ipythons.cleanup_transforms
+        if not has_own or self.line_transforms != _ipythons.line_transforms or _may_be_pasted(cell, lines):
+            return super().transform_cell(cell)
+        return "".join(self.do_token_transforms(lines))
 
     def do_token_transforms(self, lines: list[str]) -> Any:
         """Return the lines transformed. IPython's transformers look for `%`, `!`, `?`, and lines that start with `,;/`.
 
         Without any of these the answer is known, which saves 0.3 ms and, in a fork, 100 pages of its own.
         """
-        if tuple(self.token_transformers) == self._own and not any(map(_may_be_special, lines)):
+        if self.token_transformers == _ipythons.token_transformers and not any(map(_may_be_special, lines)):
             return lines
         return super().do_token_transforms(lines)
+
+
+def _may_be_pasted(cell: str, lines: list[str]) -> bool:
+    """Return whether a cell may begin with a magic, an indent or an empty line, or have prompts or blank lines."""
+    if cell.startswith("%%") or cell[:1].isspace() or any(map(_is_blank, lines)):
+        return True
+    return ">>>" in cell or "..." in cell or "In [" in cell
+
+
+def _is_blank(line: str) -> bool:
+    return line.isspace() and line != "\n"
 
 
 def _may_be_special(line: str) -> bool:
@@ -317,6 +358,10 @@ def build_shell() -> Shell:
     shell.input_transformer_manager = CellTransformer()
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _DiscardedOutputs()
+    # IPython's fork hook ends the threads of these, and ours has none. Not a WeakSet, because going through one writes
+    # to 11 pages with each checkpoint.
+    if hasattr(HistoryManager, "_instances"):
+        HistoryManager._instances = set()  # pyright: ignore
     # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.

@@ -238,6 +238,8 @@ def run_first_times(runner: Runner) -> None:
     gc.collect()
     compaction.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
+    if sys.version_info < (3, 12):  # later ones do not write to functions, see `immortal`
+        compaction.move_functions(plain)
     compaction.renew_code(plain)
     compaction.renew_code(all_kinds - plain)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
