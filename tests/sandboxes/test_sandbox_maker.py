@@ -3,9 +3,11 @@ bubblewrap takes over."""
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from forked_sandboxes import ForkedSandboxes, SandboxedProcess, nesting_provider
@@ -13,7 +15,6 @@ from trials import ENVIRONMENT, read_to_end, read_until, usable
 
 from belljar.sandboxes.base import HOLD, HostFolder, Limits
 from belljar.sandboxes.namespace import namespaces, sandbox_maker
-from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.namespace.sandbox_maker import SandboxMaker
 
@@ -93,9 +94,9 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     notes: list[str] = []
     note = SandboxMaker.note
 
-    def noting(maker: SandboxMaker, complaint: str, *, has_answered: bool) -> None:
+    def noting(maker: SandboxMaker, complaint: str) -> None:
         notes.extend([complaint] if complaint else [])
-        note(maker, complaint, has_answered=has_answered)
+        note(maker, complaint)
 
     monkeypatch.setattr(SandboxMaker, "note", noting)
     return notes
@@ -130,12 +131,10 @@ async def test_a_session_sees_what_it_sees_where_bubblewrap_made_it(forks: Forke
         nested = await forks.provider.open_nested(spec, parent.sandbox)
         forks.opened.append(nested)
         sandboxed = await forks.enter(parent, nested, await forks.hold(nested, holding), spec)
-        view = await sandboxed.ask(VIEW)
-        assert isinstance(view, dict)
+        view = cast(dict[str, object], await sandboxed.ask(VIEW))
         own = str(sandboxed.spec.workspace.stat().st_uid)
-        seen.append(
-            {name: repr(what).replace(spec.session_id, "session").replace(own, "own") for name, what in view.items()}
-        )
+        texts = {name: repr(what).replace(spec.session_id, "session") for name, what in view.items()}
+        seen.append({name: text.replace(own, "own") for name, text in texts.items()})
     made, by_bubblewrap = seen
     assert made == by_bubblewrap
 
@@ -214,22 +213,31 @@ async def test_a_maker_that_does_not_answer_is_not_waited_for_twice(
 ) -> None:
     parent = await forks.parent()
     one = await forks.nested(parent)
-    monkeypatch.setattr(namespace_sandbox, "MAKING_S", 0.5)
     maker = maker_of(parent)
     (child,) = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGSTOP)
-    monkeypatch.setattr(namespace_sandbox, "MAKING_S", 30.0)
+    monkeypatch.setattr(sandbox_maker, "MAKING_S", 0.2)
     for _ in range(2):
-        monkeypatch.setattr(namespace_sandbox, "MAKING_S", 0.5 if not refused else 30.0)
-        task = asyncio.ensure_future(forks.provider.open_nested(forks.spec(), parent.sandbox))
-        nested = await task
-        forks.opened.append(nested)
-        await forks.hold(nested)
+        nested, _ = await forks.open_nested(parent.sandbox)
         assert isinstance(nested, NamespaceSandbox)
         assert Path(f"/proc/{nested.holder().first_pid}/comm").read_text() == "bwrap\n"
-    assert refused == ["not made in 0.5 s"]
+    assert refused == ["no answer in 0.2 s"]
     assert await one.ask("answer = 6 * 7") == 42
     os.kill(int(child), signal.SIGCONT)
+
+
+@by_maker
+async def test_a_burst_needs_few_descriptors(forks: ForkedSandboxes, refused: list[str]) -> None:
+    """More requests at once than fit into a socket, on a server that may open few files."""
+    parent = await forks.parent()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 60 * 8 + 250, limits[1]))
+    try:
+        await asyncio.gather(*(forks.open_nested(parent.sandbox) for _ in range(60)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert refused == []
 
 
 @by_maker

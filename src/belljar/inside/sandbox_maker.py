@@ -215,7 +215,8 @@ class _Root:
     def __init__(self, descriptors: "dict[int, int]") -> None:
         self._descriptors = descriptors
         self._trees: list[int] = []
-        self._made = {_NEW_ROOT, f"{_NEW_ROOT}/proc"}
+        """Copies of mounts, attached nowhere yet."""
+        self._made: set[str] = set()
         """The folders that are there."""
         self._is_mounted = False
         self._finishing: list[Callable[[], None]] = []
@@ -224,14 +225,12 @@ class _Root:
     def build(self, arguments: "list[str]") -> None:
         """Make the root folder at a place of its own."""
         operations = _parse(arguments)
-        # Before it covers that place, because they may lie there.
-        for option, values, _, _ in operations:
-            self._trees.append(self._copy(option, values[0]) if option in _BINDS else -1)
+        # Copied before that place is covered, because they may lie there.
+        trees = [self._copy(option, values[0]) if option in _BINDS else -1 for option, values, _, _ in operations]
         _mount("tmpfs", _NEW_ROOT, "tmpfs", _NOSUID | _NODEV)
         self._is_mounted = True
         os.chmod(_NEW_ROOT, 0o755)
-        os.mkdir(f"{_NEW_ROOT}/proc", 0o755)
-        for (option, values, mode, size), tree in zip(operations, self._trees):  # noqa: B905 - as above
+        for (option, values, mode, size), tree in zip(operations, trees):  # noqa: B905 - as above
             if option not in _BINDS:
                 getattr(self, f"_{option[2:].replace('-', '_')}")(*values, mode, size)
             elif tree >= 0:
@@ -254,8 +253,7 @@ class _Root:
         if self._is_mounted:
             _check(_libc.umount2(_NEW_ROOT.encode(), _DETACH), "umount2")
         for tree in self._trees:
-            if tree >= 0:
-                os.close(tree)
+            os.close(tree)
 
     def _copy(self, option: str, source: str) -> int:
         """Return a copy of the mounts at a path, or of a descriptor's folder; -1 where there may be nothing."""
@@ -266,15 +264,19 @@ class _Root:
             wanted = os.fstat(self._descriptors[int(source)])
             source = os.readlink(f"/proc/self/fd/{self._descriptors[int(source)]}")
         try:
-            tree = _open_tree(source)
+            tree = self._open_tree(source)
         except FileNotFoundError:
             if may_lack:
                 return -1
             raise
         if wanted is not None and not os.path.samestat(os.fstat(tree), wanted):
-            os.close(tree)
             raise PermissionError(0, f"{source} is not the folder that the settings name")
         _restrict(tree, is_read_only=is_read_only, recursive=True)
+        return tree
+
+    def _open_tree(self, path: str) -> int:
+        tree = _open_tree(path)
+        self._trees.append(tree)
         return tree
 
     def _attach(self, tree: int, path: str, *, and_then: "Callable[[], None]" = lambda: None) -> None:
@@ -290,13 +292,13 @@ class _Root:
         and_then()
 
     def _proc(self, path: str, *_: Any) -> None:
+        self._make_folder(path, 0o755)
         self._finishing.append(lambda: _mount_proc(_NEW_ROOT + path))
 
     def _dev(self, path: str, *_: Any) -> None:
         self._tmpfs(path, 0o755, 0)
         for name in _DEVICES:
-            tree = _open_tree(f"/dev/{name}")
-            self._trees.append(tree)
+            tree = self._open_tree(f"/dev/{name}")
             _restrict(tree, allows_devices=True)
             self._attach(tree, f"{path}/{name}")
         for target, name in _DEVICE_LINKS:
@@ -329,8 +331,7 @@ class _Root:
         # In a folder that can still be written when the file is removed, which Linux wants done last.
         content = f"/tmp/content{len(self._trees)}"
         self._write(source, content, 0o600 if mode is None else mode)
-        tree = _open_tree(_NEW_ROOT + content)
-        self._trees.append(tree)
+        tree = self._open_tree(_NEW_ROOT + content)
         _restrict(tree, is_read_only=True)
         self._attach(tree, path, and_then=lambda: os.unlink(_NEW_ROOT + content))
 
@@ -352,7 +353,7 @@ class _Root:
     def _make_parents(self, path: str, mode: int) -> None:
         """Make the folders above a path: as bubblewrap does, closed to those who may not even see what is below."""
         parent = path.rpartition("/")[0]
-        if parent and _NEW_ROOT + parent not in self._made:
+        if parent and parent not in self._made:
             group, others = 0o050 * bool(mode & 0o070), 0o005 * bool(mode & 0o007)
             self._make_parents(parent, mode)
             self._make_one(parent, 0o700 | group | others)
@@ -362,10 +363,10 @@ class _Root:
         self._make_one(path, mode)
 
     def _make_one(self, path: str, mode: int) -> None:
-        if _NEW_ROOT + path not in self._made:
+        if path not in self._made:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(_NEW_ROOT + path, mode)
-            self._made.add(_NEW_ROOT + path)
+            self._made.add(path)
 
     def _make_file(self, path: str, mode: int) -> None:
         self._make_parents(path, 0o755)

@@ -26,12 +26,10 @@ from belljar.sandboxes.namespace.namespaces import (
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.sandbox_maker import SandboxMaker
+from belljar.sandboxes.namespace.sandbox_maker import MAKING_S, MakingRequest, SandboxMaker
 from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
-
-MAKING_S = 30.0
 
 
 class NamespaceSandbox(SandboxBase):
@@ -381,26 +379,23 @@ class NestedSandbox(NamespaceSandbox):
             if not self._is_closed:
                 self._processes.append(process)
 
-        with contextlib.ExitStack() as stack:
+        def prepare(stack: contextlib.ExitStack) -> MakingRequest:
             files, shared = open_files(self.spec, self.level.user, stack), open_folders(self.spec, stack)
             groups = self._enforcement.open_procs_files()
             for group in groups:
                 stack.callback(os.close, group)
-            arguments = root_arguments(self.spec, files, shared, has_to_drop=True)
-            request = {
-                "hostname": HOSTNAME if self._tools.hardening.has_hostname else "",
-                "maps": nested_maps(self.level.user),
-                "groups": groups,
-            }
-            try:
-                async with asyncio.timeout(MAKING_S):
-                    descriptors = [*groups, *files.values(), *shared.values()]
-                    complaint = await maker.make(arguments, request, descriptors, adopt)
-            except TimeoutError:
-                complaint = f"not made in {MAKING_S:g} s"
+            return MakingRequest(
+                root_arguments(self.spec, files, shared, has_to_drop=True),
+                descriptors=[*groups, *files.values(), *shared.values()],
+                groups=groups,
+                maps=nested_maps(self.level.user),
+                hostname=HOSTNAME if self._tools.hardening.has_hostname else "",
+            )
+
+        complaint = await maker.make(prepare, adopt)
         if made and not complaint and not made[0].is_there():
             complaint = "its first process ended"
-        maker.note(complaint, has_answered=bool(made))
+        maker.note(complaint)
         if not complaint and made[0] in self._processes:
             rank_for_oom_killer(made[0].first_pid)
             return made[0]

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from belljar.inside import FOLDER
 from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive, widen
@@ -31,6 +31,26 @@ OnAnswer = Callable[[int, str], None]
 """Told of a pidfd, which is its own to close, or of -1 and why there is none."""
 
 
+MAKING_S = 30.0
+_AT_ONCE = 4
+"""How many requests wait in the maker's socket: each has some 40 descriptors, and Linux bounds those on the way."""
+
+
+class MakingRequest(NamedTuple):
+    """What a sandbox is to be. Numbers in it are the server's descriptors."""
+
+    arguments: Sequence[str]
+    """bubblewrap's, for the root folder."""
+    descriptors: Sequence[int]
+    """All that the arguments and the groups name."""
+    groups: Sequence[int]
+    """The files by which the first process joins its control groups."""
+    maps: str
+    """The uid and gid map, one text for both."""
+    hostname: str
+    """Empty where sandboxes have none of their own."""
+
+
 class SandboxMaker:
     """A process that makes sandboxes nested in one, in the order in which they are asked for."""
 
@@ -39,6 +59,7 @@ class SandboxMaker:
         """Why it makes no sandboxes on this host."""
         self._has_made = False
         self._waiting: deque[OnAnswer] = deque()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -81,42 +102,34 @@ class SandboxMaker:
         inside: asyncio.Future[str] = self._loop.create_future()
         self._waiting.append(lambda _, refusal: None if inside.done() else inside.set_result(refusal))
         if refusal := await inside:
-            self.note(refusal, has_answered=False)
+            self.note(refusal)
 
-    async def make(
-        self,
-        arguments: Sequence[str],
-        request: Mapping[str, Any],
-        descriptors: Sequence[int],
-        adopt: Callable[[int], None],
-    ) -> str:
-        """Have a sandbox made of bubblewrap's arguments; return why it was not, or nothing.
+    async def make(self, prepare: Callable[[contextlib.ExitStack], MakingRequest], adopt: Callable[[int], None]) -> str:
+        """Have a sandbox made; return why it was not, or nothing.
 
-        `adopt` gets a pidfd of its first process as soon as there is one, even if this call is cancelled meanwhile.
+        `prepare` opens the descriptors when it is this sandbox's turn; they are closed as soon as they are sent.
+        `adopt` gets a pidfd of the first process as soon as there is one, even if this call is cancelled meanwhile.
         """
-        status, status_end = os.pipe()
-        try:
+        async with self._turns:
+            status, status_end = os.pipe()
             try:
-                request = {**request, "status": status_end}
-                answer = self._ask(encode(arguments), request, [*descriptors, status_end], adopt)
+                with contextlib.ExitStack() as stack:
+                    stack.callback(os.close, status_end)
+                    answer = self._ask(prepare(stack), status_end, adopt)
+                async with asyncio.timeout(MAKING_S):
+                    complaint = await answer
+                    if not complaint:
+                        # Closed when the command that holds the sandbox open has been started, which is last of all.
+                        await wait_readable(status)
+                        complaint = os.read(status, 4096).decode(errors="replace")
+            except TimeoutError:
+                self.refusal = f"no answer in {MAKING_S:g} s"
+                return self.refusal
             finally:
-                os.close(status_end)
-            complaint = await answer
-            if complaint:
-                return complaint
-            # Closed when the command that holds the sandbox open has been started, which is last of all.
-            await wait_readable(status)
-            return os.read(status, 4096).decode(errors="replace")
-        finally:
-            os.close(status)
+                os.close(status)
+        return complaint
 
-    def _ask(
-        self,
-        arguments: bytes,
-        request: Mapping[str, Any],
-        descriptors: Sequence[int],
-        adopt: Callable[[int], None],
-    ) -> asyncio.Future[str]:
+    def _ask(self, request: MakingRequest, status: int, adopt: Callable[[int], None]) -> asyncio.Future[str]:
         answer: asyncio.Future[str] = self._loop.create_future()
 
         def on_answer(pidfd: int, refusal: str) -> None:
@@ -125,7 +138,15 @@ class SandboxMaker:
             if not answer.done():
                 answer.set_result(refusal)
 
-        packet = json.dumps({**request, "descriptors": descriptors}).encode() + b"\0" + arguments
+        descriptors = [*request.descriptors, status]
+        head = {
+            "hostname": request.hostname,
+            "maps": request.maps,
+            "groups": request.groups,
+            "status": status,
+            "descriptors": descriptors,
+        }
+        packet = json.dumps(head).encode() + b"\0" + encode(request.arguments)
         if len(packet) > PACKET_BYTES or len(descriptors) > MAX_DESCRIPTORS:
             on_answer(-1, f"{len(packet):,} bytes and {len(descriptors)} descriptors are too many for one request")
             return answer
@@ -137,12 +158,12 @@ class SandboxMaker:
             self._waiting.append(on_answer)
         return answer
 
-    def note(self, complaint: str, *, has_answered: bool) -> None:
-        """Note that a sandbox was made, or why not. A maker that has made none yet, or is silent, is asked no more."""
+    def note(self, complaint: str) -> None:
+        """Note that a sandbox was made, or why not. A maker that has made none yet is asked no more."""
         if not complaint:
             self._has_made = True
             return
-        if not (self._has_made and has_answered):
+        if not self._has_made:
             self.refusal = complaint
         log.info("bubblewrap makes the sandbox of a fork, which takes longer: %s", complaint)
 
