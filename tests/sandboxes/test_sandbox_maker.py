@@ -227,6 +227,29 @@ async def test_a_maker_that_does_not_answer_is_not_waited_for_twice(
 
 
 @by_maker
+async def test_a_sandbox_that_is_closed_before_it_is_made_is_ended(forks: ForkedSandboxes) -> None:
+    parent = await forks.parent()
+    one = await forks.nested(parent)
+    maker = maker_of(parent)
+    (child,) = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text().split()
+    nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
+    os.kill(int(child), signal.SIGSTOP)
+    task = asyncio.ensure_future(forks.hold(nested))
+    while not maker._waiting:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await nested.aclose()
+    os.kill(int(child), signal.SIGCONT)
+    other = await forks.nested(parent)  # its answer comes after that of the other one
+    holders = {holder_of(sandboxed).name for sandboxed in (one, other)}
+    async with asyncio.timeout(30):
+        while set(Path(f"/proc/{child}/task/{child}/children").read_text().split()) != holders:
+            await asyncio.sleep(0)
+
+
+@by_maker
 async def test_a_burst_needs_few_descriptors(forks: ForkedSandboxes, refused: list[str]) -> None:
     """More requests at once than fit into a socket, on a server that may open few files."""
     parent = await forks.parent()

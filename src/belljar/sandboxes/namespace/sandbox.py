@@ -8,6 +8,7 @@ last of them.
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
@@ -374,10 +375,13 @@ class NestedSandbox(NamespaceSandbox):
         made: list[NamespaceProcess] = []
 
         def adopt(pidfd: int) -> None:
-            process = NamespaceProcess.of_maker(maker, pidfd)
-            made.append(process)
-            if not self._is_closed:
-                self._processes.append(process)
+            if self._is_closed:
+                # Nobody else would end it, because this spawn may have been cancelled.
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
+                return
+            made.append(NamespaceProcess.of_maker(maker, pidfd))
+            self._processes += made
 
         def prepare(stack: contextlib.ExitStack) -> MakingRequest:
             files, shared = open_files(self.spec, self.level.user, stack), open_folders(self.spec, stack)
@@ -393,16 +397,17 @@ class NestedSandbox(NamespaceSandbox):
             )
 
         complaint = await maker.make(prepare, adopt)
-        if made and not complaint and not made[0].is_there():
+        process = made[0] if made else None
+        if process is not None and not complaint and not process.is_there():
             complaint = "its first process ended"
         maker.note(complaint)
-        if not complaint and made[0] in self._processes:
-            rank_for_oom_killer(made[0].first_pid)
-            return made[0]
-        for process in made:
+        if process in self._processes and not complaint:
+            rank_for_oom_killer(process.first_pid)
+            return process
+        if process is not None:
             await process.kill_all()
-            if process in self._processes:
-                self._processes.remove(process)
+        if process in self._processes:
+            self._processes.remove(process)
         self._check_open()
         return None
 
