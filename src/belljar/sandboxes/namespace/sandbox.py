@@ -376,8 +376,9 @@ class NestedSandbox(NamespaceSandbox):
 
         def adopt(pidfd: int) -> None:
             if self._is_closed:
-                # Nobody else would end it, because this spawn may have been cancelled.
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                # Nobody else would end it, because this spawn may have been cancelled. Its group may have ended.
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 os.close(pidfd)
                 return
             made.append(NamespaceProcess.of_maker(maker, pidfd))
