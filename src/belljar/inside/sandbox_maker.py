@@ -170,8 +170,10 @@ def _make(
     try:
         for kind in ("uid_map", "gid_map"):
             mapping = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
-            os.write(mapping, request["maps"].encode())
-            os.close(mapping)
+            try:
+                os.write(mapping, request["maps"].encode())
+            finally:
+                os.close(mapping)
     except OSError as error:
         # If it has ended, its status says why.
         return "" if error.errno in (errno.ENOENT, errno.ESRCH) else f"its users cannot be mapped: {error.strerror}"
