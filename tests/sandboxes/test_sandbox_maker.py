@@ -4,6 +4,7 @@ bubblewrap takes over."""
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -189,7 +190,7 @@ async def test_sandboxes_outlive_a_maker_that_is_killed_and_the_next_one_has_ano
             ("        _drop_privileges(seccomp)", "        os._exit(1)"),
             id="a first process that ends",
         ),
-        pytest.param(("    root = _Root(descriptors)", "    os._exit(1)"), id="a maker that ends"),
+        pytest.param(("    root = RootFolder(descriptors)", "    os._exit(1)"), id="a maker that ends"),
     ],
 )
 async def test_where_it_cannot_make_a_sandbox_bubblewrap_does(
@@ -199,7 +200,7 @@ async def test_where_it_cannot_make_a_sandbox_bubblewrap_does(
     tmp_path: Path,
     change: tuple[str, str],
 ) -> None:
-    monkeypatch.setattr(sandbox_maker, "FOLDER", changed(tmp_path, *change))
+    monkeypatch.setattr(sandbox_maker, "PROCESS", changed(tmp_path, *change))
     parent = await forks.parent()
     for _ in range(2):
         sandboxed = await forks.nested(parent)
@@ -316,11 +317,13 @@ asyncio.run(main())
 
 
 def changed(folder: Path, before: str, after: str) -> Path:
-    """A folder with the maker's program, changed."""
-    text = (sandbox_maker.FOLDER / "sandbox_maker.py").read_text()
-    assert before in text
-    (folder / "sandbox_maker.py").write_text(text.replace(before, after))
-    return folder
+    """A copy of the maker's program, changed in one of its files."""
+    copy = shutil.copytree(
+        sandbox_maker.PROCESS, folder / "sandbox_maker", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (file,) = (file for file in copy.iterdir() if before in file.read_text())
+    file.write_text(file.read_text().replace(before, after))
+    return copy
 
 
 def test_a_provider_is_there_for_these_tests() -> None:

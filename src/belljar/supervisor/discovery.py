@@ -12,18 +12,11 @@ from pathlib import Path
 
 from belljar import ipc
 from belljar.errors import SettingsError
-from belljar.inside import FOLDER
+from belljar.inside import FOLDER, package_command
 from belljar.inside.supervisor.packets import LOG, PACKET_BYTES, SOCKET, widen
 
 PROCESS = FOLDER / "supervisor"
 TIMEOUT_S = 10.0
-# The supervisor's package is loaded by path under its own name, because it needs nothing but Python's standard library.
-_BOOTSTRAP = (
-    "import importlib.util as u, sys; path, *arguments = sys.argv[1:]; "
-    "spec = u.spec_from_file_location('belljar_supervisor', path + '/__init__.py', submodule_search_locations=[path]); "
-    "module = u.module_from_spec(spec); sys.modules['belljar_supervisor'] = module; spec.loader.exec_module(module); "
-    "from belljar_supervisor.process import main; main(*arguments)"
-)
 
 
 def has_supervisor(data_directory: Path) -> bool:
@@ -98,7 +91,7 @@ def start(folder: Path) -> socket.socket | None:
         ipc.bind(listener, folder / SOCKET, replaces=True)
         listener.listen(8)
         # Without `site`, and with none of the server's environment variables.
-        command = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(PROCESS), str(listener.fileno()), str(folder)]
+        command = [*package_command(sys.executable, PROCESS, "process"), str(listener.fileno()), str(folder)]
         subprocess.run(
             command,
             env={},

@@ -1,6 +1,6 @@
 """The server's side of a sandbox maker: the process in a forkable sandbox that makes those nested in it.
 
-The process itself is `inside/sandbox_maker.py`. It is used where bubblewrap could be, for sandboxes that are only held
+The process itself is `inside/sandbox_maker/`. It is used where bubblewrap could be, for sandboxes that are only held
 open until a fork enters them, and bubblewrap is used where it cannot be. It sees no session's code: that is one pid
 namespace below. It ends with the server, and everything that it made ends with it.
 """
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from belljar.inside import FOLDER
+from belljar.inside import FOLDER, package_command
 from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive, widen
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.sandboxes.namespace.bwrap_args import encode
@@ -31,6 +31,7 @@ OnAnswer = Callable[[int, str], None]
 """Told of a pidfd, which is its own to close, or of -1 and why there is none."""
 
 
+PROCESS = FOLDER / "sandbox_maker"
 MAKING_S = 30.0
 _AT_ONCE = 4
 """How many requests wait in the maker's socket: each has some 40 descriptors, and Linux bounds those on the way."""
@@ -66,7 +67,7 @@ class SandboxMaker:
             widen(ours)
             ours.setblocking(False)
             given = [theirs.fileno(), seccomp, *namespaces]
-            program = [os.path.realpath(sys.executable), "-I", "-S", str(FOLDER / "sandbox_maker.py")]
+            program = package_command(os.path.realpath(sys.executable), PROCESS, "maker")
             nowhere = subprocess.DEVNULL
             try:
                 self._child = start_child(
