@@ -30,6 +30,7 @@ from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.session_requests import SearchMessage
 from belljar.toolbox.session_server import open_tool_server
 from shared_environment import settings_with
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -391,9 +392,7 @@ async def test_descriptors_that_nobody_asked_for_are_closed(served: Served, data
     assert is_hung_up(reading)
     os.close(reading)
     assert await served.check()
-    async with asyncio.timeout(DEADLINE_S):
-        while open_descriptors() > before:
-            await asyncio.sleep(0)
+    await until(lambda: open_descriptors() <= before, limit_s=DEADLINE_S)
 
 
 def open_descriptors() -> int:

@@ -181,8 +181,7 @@ async def test_no_way_out_of_a_frame_reaches_the_network(place: Place, chromium:
         free.pages["host"] = "<!DOCTYPE html><body></body>"
         await page.goto(f"{free.url}/host")
         await page.evaluate(FRAME, [[f"{free.url}/page-{name}" for name in names], "allow-scripts"])
-        await page.wait_for_timeout(1500)
-        assert len(free.reached & set(names)) >= 27, sorted(set(names) - free.reached)
+        await until(lambda: len(free.reached & set(names)) >= 27)
 
         addresses = {f"127.0.0.{number}": name for number, name in enumerate(names, start=2)}
         port = bait.server.server_port

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from forked_sandboxes import ForkedSandboxes, SandboxedProcess, nesting_provider
-from trials import ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
+from trials import DEADLINE_S, ENVIRONMENT, PYTHON, read_to_end, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, ForkableProvider, ForkedSandbox, Identity, Limits
@@ -387,8 +387,10 @@ async def test_a_spawn_that_is_cancelled_leaves_nothing(forks: ForkedSandboxes) 
     before = _left(parent)
     nested = await forks.provider.open_nested(forks.spec(), parent.sandbox)
     task = asyncio.get_running_loop().create_task(forks.hold(nested))
-    while not nested._processes:  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S):
+        # `until` could look too late: the spawn may be over some milliseconds after it begins.
+        while not nested._processes:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

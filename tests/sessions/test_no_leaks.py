@@ -110,14 +110,6 @@ def state_of(pid: int) -> str:
     return fields[0] if fields else ""
 
 
-async def settled(runtime: Runtime, like: Holdings) -> Holdings:
-    """Counts, once they are as expected or have had the time to: who is killed is gone a moment later."""
-    deadline = asyncio.get_running_loop().time() + 30
-    while (found := holdings(runtime)) != like and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.02)
-    return found
-
-
 @pytest.fixture
 async def runtime(default_environment: Environment, tmp_path: Path) -> AsyncGenerator[Runtime]:
     """An engine whose zygote is warm, with no pool and a state kept before every cell."""
@@ -265,8 +257,18 @@ async def test_nothing_is_left_of_sessions_that_are_gone(runtime: Runtime) -> No
 
 
 async def expect(runtime: Runtime, before: Holdings, after: str) -> None:
-    found = await settled(runtime, before)
-    assert found == before, f"after {after}: {found.kinds}, before: {before.kinds}"
+    """Wait until the counts are as before, because a process that is killed is gone a moment later."""
+    found = before
+
+    def are_as_before() -> bool:
+        nonlocal found
+        found = holdings(runtime)
+        return found == before
+
+    try:
+        await until(are_as_before, limit_s=30)
+    except AssertionError:
+        pytest.fail(f"after {after}: {found} with {found.kinds}, before: {before} with {before.kinds}")
 
 
 async def rounds(runtime: Runtime, count: int) -> None:
@@ -276,7 +278,7 @@ async def rounds(runtime: Runtime, count: int) -> None:
 
 
 async def quiet(runtime: Runtime) -> Holdings:
-    """Counts that have not changed for a second, with everything ready that is kept ready and nobody left to bury."""
+    """Counts that have not changed for a second, with everything ready that is kept ready and no zombie left."""
     await until(lambda: runtime.sessions.pool.is_full)
     clock = asyncio.get_running_loop().time
     found, since = holdings(runtime), clock()
@@ -329,7 +331,7 @@ async def test_nothing_is_left_of_five_hundred_sessions(large_runtime: Runtime) 
     for number in range(500):
         await plainly(large_runtime)
         if number % 100 == 99:
-            assert await settled(large_runtime, before) == before, number
+            await expect(large_runtime, before, f"{number + 1} sessions")
 
 
 @marked
@@ -346,7 +348,7 @@ async def test_two_hundred_idle_sessions_and_a_burst_of_a_hundred_more(large_run
     for session in (*idle[:3], *more[:3]):
         assert await ran(session, "1 + 1") == "2"
     await at_once(4, [runtime.sessions.clear(session.id, OWNER) for session in (*idle, *more)])
-    assert await settled(runtime, before) == before
+    await expect(runtime, before, "three hundred sessions")
     print(f"after all are cleared: {free_mb - available_mb():.0f} MB less than at first")
 
 

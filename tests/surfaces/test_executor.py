@@ -332,9 +332,8 @@ async def test_a_cancelled_call_ends_its_program_and_another_principal_cannot_ca
         (folder / "go").touch()
         await until_there(folder / "went")
         assert (await adas.post("/mcp", json=cancelled)).status_code == 202
-        with (folder / "lock").open() as lock, anyio.fail_after(60):
-            while not await anyio.to_thread.run_sync(is_free, lock.fileno()):
-                await anyio.sleep(0.005)
+        with (folder / "lock").open() as lock:
+            await until(lambda: is_free(lock.fileno()))
 
 
 def is_free(lock: int) -> bool:

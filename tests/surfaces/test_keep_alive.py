@@ -89,25 +89,30 @@ async def make_busy(server_run: ServerRun) -> list[Any]:
         await until_told(caller, running, "held")
         waiting = await caller.execute("z = 'never'", running.session_id, wait_s=0)
         flooding = await caller.execute(FLOOD, wait_s=0)
-        with anyio.fail_after(60):
-            while (await caller.get(flooding.execution_id, wait_s=0)).sequence < 20:
-                await anyio.sleep(0.01)
+        await until_flooded(caller, flooding)
         return [idle, running, waiting, flooding, early, jupyter, (one, two)]
 
 
 async def until_rewindable(caller: Caller, session_id: str, *, states: int) -> None:
-    with anyio.fail_after(60):
-        while True:
-            listed = (await caller.fields("list_sessions"))["sessions"]
-            if [one["checkpoints"] for one in listed if one["session_id"] == session_id] == [states]:
-                return
-            await anyio.sleep(0.01)
+    async def has_states() -> bool:
+        listed = (await caller.fields("list_sessions"))["sessions"]
+        return [one["checkpoints"] for one in listed if one["session_id"] == session_id] == [states]
+
+    await until(has_states)
 
 
 async def until_told(caller: Caller, execution: ExecutionResult, text: str) -> None:
-    with anyio.fail_after(60):
-        while text not in (await caller.get(execution.execution_id, wait_s=0)).stdout:
-            await anyio.sleep(0.01)
+    async def is_told() -> bool:
+        return text in (await caller.get(execution.execution_id, wait_s=0)).stdout
+
+    await until(is_told)
+
+
+async def until_flooded(caller: Caller, execution: ExecutionResult) -> None:
+    async def is_flooded() -> bool:
+        return (await caller.get(execution.execution_id, wait_s=0)).sequence >= 20
+
+    await until(is_flooded)
 
 
 async def test_a_session_that_was_idle_has_everything_in_memory(taken_over: TakenOver) -> None:

@@ -107,10 +107,15 @@ async def test_a_server_is_ready_when_its_environment_and_its_zygote_are(
 ) -> None:
     async with opened_runtime(default_environment, tmp_path, fork_start=True) as runtime, app_client(runtime) as client:
         first = await client.get("/ready")
-        with anyio.fail_after(60):
-            while (last := await client.get("/ready")).status_code == 503:
-                assert set(last.json()["reasons"]) <= {"environment: being prepared", "zygote: warming up"}
-                await anyio.sleep(0.05)
+
+        async def ready() -> httpx.Response | None:
+            answer = await client.get("/ready")
+            if answer.status_code != 503:
+                return answer
+            assert set(answer.json()["reasons"]) <= {"environment: being prepared", "zygote: warming up"}
+            return None
+
+        last = await until(ready)
     assert first.status_code == 503
     assert first.json()["status"] == "not ready"
     assert last.json() == {
