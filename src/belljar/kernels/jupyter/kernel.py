@@ -96,7 +96,7 @@ class JupyterKernel:
         self._usage.reset_peak()
         cpu_before_s = self._usage.cpu_s()
         request = {"code": code, "silent": False, "store_history": True, "allow_stdin": allow_input}
-        cell = _RunningCell(await self._channels.send("shell", "execute_request", request))
+        cell = _CellRequest(await self._channels.send("shell", "execute_request", request))
         while not cell.is_over:
             try:
                 async with asyncio.timeout(IDLE_GRACE_S if cell.reply else None):
@@ -118,7 +118,7 @@ class JupyterKernel:
             yield event
         yield self._finished(cell, self._usage.cpu_s() - cpu_before_s)
 
-    async def _late_events(self, cell: "_RunningCell") -> AsyncIterator[Event]:
+    async def _late_events(self, cell: "_CellRequest") -> AsyncIterator[Event]:
         """Yield what is sent after "idle", which should come last: Deno's kernel does not wait for its own sends."""
         with contextlib.suppress(TimeoutError, KernelDied):
             while True:
@@ -128,7 +128,7 @@ class JupyterKernel:
                     if not isinstance(event, InputRequest):  # the cell has ended and can no longer ask
                         yield event
 
-    def _finished(self, cell: "_RunningCell", cpu_s: float) -> Finished:
+    def _finished(self, cell: "_CellRequest", cpu_s: float) -> Finished:
         if cell.execution_count is not None:
             self._execution_count = cell.execution_count
         peak_mb = max(self._usage.peak_memory_mb(), self._sandbox.memory_peak_mb())
@@ -256,7 +256,7 @@ def _death(status: int | None, breach: "asyncio.Future[KernelDied]") -> KernelDi
     return KernelDied("the cell closed the kernel's connection, so its process was ended")
 
 
-class _RunningCell:
+class _CellRequest:
     """One request and what has come back for it. It has ended when the reply and "idle" came, in any order."""
 
     def __init__(self, request_id: str) -> None:

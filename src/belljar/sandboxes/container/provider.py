@@ -48,7 +48,7 @@ _WITHOUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _EngineFinding:
     """The checks of this host, and the engine that makes containers here, if any."""
 
     checks: list[HostCheck]
@@ -139,13 +139,13 @@ class ContainerProvider:
         return find_host_users() if os.geteuid() == 0 else None
 
     @cached_property
-    def _found(self) -> _Finding:
+    def _found(self) -> _EngineFinding:
         """The first engine that works, otherwise what the first of them lacks."""
         if sys.platform != "linux":
             detail = f"Linux only, this is {sys.platform}: elsewhere containers are on a machine of their own"
             hint = "`--sandbox process` does not isolate: choose it knowingly"
-            return _Finding([HostCheck("engine", is_ok=False, detail=detail, hint=hint)])
-        first: _Finding | None = None
+            return _EngineFinding([HostCheck("engine", is_ok=False, detail=detail, hint=hint)])
+        first: _EngineFinding | None = None
         for engine in find_engines(self._choice):
             finding = self._examine(engine)
             if finding.is_ok:
@@ -154,29 +154,33 @@ class ContainerProvider:
         if first is not None:
             return first
         sought = "podman or docker" if self._choice == "auto" else self._choice
-        return _Finding([HostCheck("engine", is_ok=False, detail=f"{sought} not found", hint=f"Install {sought}")])
+        return _EngineFinding(
+            [HostCheck("engine", is_ok=False, detail=f"{sought} not found", hint=f"Install {sought}")]
+        )
 
-    def _examine(self, answer: ContainerEngine | tuple[str, str]) -> _Finding:
+    def _examine(self, answer: ContainerEngine | tuple[str, str]) -> _EngineFinding:
         if not isinstance(answer, ContainerEngine):
             name, complaint = answer
             hint = f"`{name} info` must work for the user of the server: start its service, or let that user talk to it"
-            return _Finding(
+            return _EngineFinding(
                 [HostCheck("engine", is_ok=False, detail=f"{name} does not answer: {complaint}", hint=hint)]
             )
         rootless = ", rootless" if answer.is_rootless else ""
         found = HostCheck("engine", is_ok=True, detail=f"{answer.kind} {answer.version}{rootless}, {answer.program}")
         if complaint := answer.complaint_about_image(self._image):
             hint = _BUILD.format(engine=answer.kind, image=self._image)
-            return _Finding([found, HostCheck("image", is_ok=False, detail=f"{self._image}: {complaint}", hint=hint)])
+            return _EngineFinding(
+                [found, HostCheck("image", is_ok=False, detail=f"{self._image}: {complaint}", hint=hint)]
+            )
         image = HostCheck("image", is_ok=True, detail=self._image)
         complaints: list[str] = []
         for engine in (answer, *answer.fallbacks()):
             if not (complaint := self._complaint(engine)):
-                return _Finding([found, image, *_working(engine, self._identities)], engine)
+                return _EngineFinding([found, image, *_working(engine, self._identities)], engine)
             if complaint not in complaints:
                 complaints.append(complaint)
         hint = f"`{answer.kind} run --rm --network none {self._image} true` shows what the engine lacks"
-        return _Finding(
+        return _EngineFinding(
             [found, image, HostCheck("container", is_ok=False, detail="; then ".join(complaints), hint=hint)]
         )
 

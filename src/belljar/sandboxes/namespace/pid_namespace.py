@@ -30,7 +30,7 @@ class SparedProcesses:
     forks_of: Sequence[str] = ()
     """A command: spares the processes that were started with it and have executed nothing else since."""
 
-    def has(self, process: "_NamespaceProcess") -> bool:
+    def has(self, process: "_FoundProcess") -> bool:
         """Return whether a process of the namespace is spared."""
         if process.pid in self.processes or process.parent in self.children_of:
             return True
@@ -39,7 +39,7 @@ class SparedProcesses:
 
 
 @dataclass(frozen=True, slots=True)
-class _NamespaceProcess:
+class _FoundProcess:
     pid: int
     parent: int
 
@@ -127,7 +127,7 @@ def _namespace(pid: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _read(pid: int) -> _NamespaceProcess | None:
+def _read(pid: int) -> _FoundProcess | None:
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -135,7 +135,7 @@ def _read(pid: int) -> _NamespaceProcess | None:
     fields = {name: value.split() for name, _, value in (line.partition(":") for line in text.splitlines())}
     if fields["State"][0] in "ZX":
         return None
-    return _NamespaceProcess(pid, int(fields["PPid"][0]))
+    return _FoundProcess(pid, int(fields["PPid"][0]))
 
 
 def _command_line(pid: int) -> bytes:
