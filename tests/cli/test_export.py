@@ -354,9 +354,9 @@ def test_displays_that_are_gone_are_counted(
 
 
 @pytest.fixture
-def roll(tmp_path: Path) -> Path:
+def data_directory(tmp_path: Path) -> Path:
     """A data directory with a few sessions on record."""
-    data = tmp_path / "roll"
+    data = tmp_path / "data"
     data.mkdir()
 
     async def enter() -> None:
@@ -385,48 +385,50 @@ def roll(tmp_path: Path) -> Path:
     ],
 )
 def test_a_session_that_is_not_to_be_had_is_named(
-    belljar: Run, place: Path, roll: Path, prefix: str, message: str
+    belljar: Run, place: Path, data_directory: Path, prefix: str, message: str
 ) -> None:
-    outcome = belljar("export", "-o", "out.ipynb", "--data-directory", str(roll), "--", prefix)
+    outcome = belljar("export", "-o", "out.ipynb", "--data-directory", str(data_directory), "--", prefix)
     assert (outcome.code, outcome.err.splitlines()[0]) == (2, f"error: {message}")
     assert list(place.iterdir()) == []
 
 
-def test_a_session_in_which_nothing_ran_is_an_empty_notebook(belljar: Run, place: Path, roll: Path) -> None:
-    assert belljar("export", "cc", "-o", "out.ipynb", "--data-directory", str(roll)).code == 0
+def test_a_session_in_which_nothing_ran_is_an_empty_notebook(belljar: Run, place: Path, data_directory: Path) -> None:
+    assert belljar("export", "cc", "-o", "out.ipynb", "--data-directory", str(data_directory)).code == 0
     notebook = library.read(place / "out.ipynb", as_version=4)
     library.validate(notebook)
     assert notebook.cells == []
 
 
-def test_a_hint_names_the_latest_sessions(belljar: Run, roll: Path) -> None:
-    hint = belljar("export", "ff", "-o", "out.md", "--data-directory", str(roll)).err.splitlines()[1]
+def test_a_hint_names_the_latest_sessions(belljar: Run, data_directory: Path) -> None:
+    hint = belljar("export", "ff", "-o", "out.md", "--data-directory", str(data_directory)).err.splitlines()[1]
     assert hint.startswith("hint: The latest sessions are ")
     assert sorted(hint.rpartition(" are ")[2].split(", ")) == ["aa1", "aa2", "cc1"]
 
 
-def test_a_journal_that_cannot_be_read_is_an_error_and_not_a_fault(belljar: Run, roll: Path, tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_read_is_an_error_and_not_a_fault(
+    belljar: Run, data_directory: Path, tmp_path: Path
+) -> None:
     def told(data: Path) -> str:
         outcome = belljar("export", "aa1", "-o", "out.md", "--data-directory", str(data))
         assert outcome.code == 2
         return outcome.err
 
     assert told(tmp_path / "nowhere").startswith("error: there is no journal at ")
-    with closing(sqlite3.connect(roll / "journal.sqlite")) as connection:
+    with closing(sqlite3.connect(data_directory / "journal.sqlite")) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
         connection.commit()
-    assert "is of a later belljar" in told(roll)
-    with closing(sqlite3.connect(roll / "journal.sqlite")) as connection:
+    assert "is of a later belljar" in told(data_directory)
+    with closing(sqlite3.connect(data_directory / "journal.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 0")
         connection.commit()
-    assert "is of an earlier belljar" in told(roll)
-    (roll / "journal.sqlite").write_bytes(b"no database" * 1_000)
-    assert "cannot be read: file is not a database" in told(roll)
+    assert "is of an earlier belljar" in told(data_directory)
+    (data_directory / "journal.sqlite").write_bytes(b"no database" * 1_000)
+    assert "cannot be read: file is not a database" in told(data_directory)
 
 
-def test_nothing_is_overwritten_unless_that_is_wanted(belljar: Run, place: Path, roll: Path) -> None:
+def test_nothing_is_overwritten_unless_that_is_wanted(belljar: Run, place: Path, data_directory: Path) -> None:
     (place / "out.ipynb").write_text("mine")
-    arguments = ("export", "cc1", "-o", "out.ipynb", "--data-directory", str(roll))
+    arguments = ("export", "cc1", "-o", "out.ipynb", "--data-directory", str(data_directory))
     refused = belljar(*arguments)
     assert (refused.code, refused.err.splitlines()[0]) == (2, "error: out.ipynb exists already")
     assert (place / "out.ipynb").read_text() == "mine"
@@ -453,8 +455,8 @@ def test_the_folder_of_pictures_is_not_overwritten_either(belljar: Run, place: P
     ],
 )
 def test_a_place_that_cannot_be_written_is_told(
-    belljar: Run, place: Path, roll: Path, arguments: tuple[str, ...], message: str
+    belljar: Run, place: Path, data_directory: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    outcome = belljar("export", "cc1", "--data-directory", str(roll), *arguments)
+    outcome = belljar("export", "cc1", "--data-directory", str(data_directory), *arguments)
     assert (outcome.code, outcome.err.splitlines()[0]) == (2, f"error: {message}")
     assert list(place.iterdir()) == []

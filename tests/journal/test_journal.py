@@ -189,15 +189,15 @@ async def test_a_key_is_taken_once_by_whichever_server_is_first(journal: Journal
 
 
 async def test_a_session_is_not_claimed_later_than_it_is_asked_for(journal: Journal, path: Path) -> None:
-    roll = SessionRecords(journal, "this one")
-    roll.enter("session", OWNER, "default", "")
-    roll.put_to_sleep("session", "ended")
+    records = SessionRecords(journal, "this one")
+    records.enter("session", OWNER, "default", "")
+    records.put_to_sleep("session", "ended")
     with locked(path), pytest.raises(Busy, match="cannot be written now"):
-        roll.claim("session")
-    (entry,) = roll.asleep(OWNER)
+        records.claim("session")
+    (entry,) = records.asleep(OWNER)
     assert entry.state == "asleep"
-    assert roll.claim("session")
-    assert not roll.claim("session")
+    assert records.claim("session")
+    assert not records.claim("session")
 
 
 async def test_executions_are_in_order_whatever_the_clock_says(journal: Journal) -> None:

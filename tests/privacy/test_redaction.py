@@ -248,14 +248,14 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
     redactor.vault.fill("KEY", "s3cret-value")
     redactor.close()
     os.pwrite(held, b'["value", "[EMAIL_2', os.fstat(held).st_size)  # cut off by a kill
-    heir = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
-    heir.log_to(TokenLog(held))
-    assert trusted(heir, ["[FIELD_1]", "[EMAIL_1]"]) == [7, "ann@example.com"]
-    assert heir.redact_text("[EMAIL_1] s3cret-value bob@example.com") == "[EMAIL_1] [SECRET KEY] [EMAIL_2]"
+    next_redactor = SessionRedactor(RULES, vault=Vault(TokenCounter(tmp_path / "tokens.json")))
+    next_redactor.log_to(TokenLog(held))
+    assert trusted(next_redactor, ["[FIELD_1]", "[EMAIL_1]"]) == [7, "ann@example.com"]
+    assert next_redactor.redact_text("[EMAIL_1] s3cret-value bob@example.com") == "[EMAIL_1] [SECRET KEY] [EMAIL_2]"
     third = SessionRedactor(RULES)
     third.log_to(TokenLog(os.dup(held)))
     assert trusted(third, "[EMAIL_2]") == "bob@example.com"
-    heir.close()
+    next_redactor.close()
     third.close()
 
 

@@ -204,9 +204,9 @@ def test_a_path_that_would_be_read_as_options_is_refused(tmp_path: Path) -> None
     engine = ContainerEngine("docker", "docker", "28", is_rootless=False, controllers=frozenset())
     folder = tmp_path / "a,readonly=false"
     folder.mkdir()
-    enclosure = RunArguments(engine, "image", SandboxSpec("s", folder, tmp_path, tmp_path), "name", [])
+    arguments = RunArguments(engine, "image", SandboxSpec("s", folder, tmp_path, tmp_path), "name", [])
     with pytest.raises(InvalidArgument, match="readonly=false"):
-        enclosure.mounts(["true"], tmp_path, tmp_path)
+        arguments.mounts(["true"], tmp_path, tmp_path)
 
 
 async def test_a_tree_is_shown_read_only_at_its_own_path(

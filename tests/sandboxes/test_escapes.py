@@ -265,7 +265,7 @@ MAX_DESCRIPTORS = 16 + 64 + 20 + 80
 
 
 @asynccontextmanager
-async def _doors(folder: Path) -> AsyncGenerator[None]:
+async def _session_sockets(folder: Path) -> AsyncGenerator[None]:
     """What a session can connect to, as the server has it."""
 
     async def find(_: SearchMessage) -> dict[str, object]:
@@ -312,7 +312,7 @@ async def test_a_crowd_of_connections_takes_few_descriptors_and_keeps_nobody_els
     }
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    async with _doors(spec.scratch), _doors(theirs):
+    async with _session_sockets(spec.scratch), _session_sockets(theirs):
         before = _descriptors()
         (reading, writing), (waiting, going) = os.pipe(), os.pipe()
         code = CROWD.format(crowd=crowd, count=CROWD_SIZE, scratch=sandbox.scratch)

@@ -32,7 +32,7 @@ NAMESPACES = "answer = {kind: os.readlink(f'/proc/self/ns/{kind}') for kind in s
 KINDS = {"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"}
 
 
-def residents(sandboxed: SandboxedProcess) -> set[int]:
+def processes_in(sandboxed: SandboxedProcess) -> set[int]:
     """Who is in the pid namespace of a sandbox's process, by the host's numbers."""
     wanted = namespace_of(sandboxed.pid)
     return {pid for pid in pids() if namespace_of(pid) == wanted}
@@ -46,7 +46,7 @@ def holding(sandboxed: SandboxedProcess) -> set[int]:
 
 
 def pids() -> set[int]:
-    """Of all who live; when the dead are buried is their first process's business."""
+    """Return the pids of all processes that are not zombies; reaping is their init's task."""
     return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and lives(entry)}
 
 
@@ -229,7 +229,7 @@ async def test_killing_a_nested_sandbox_ends_all_of_it_and_nothing_else(forks: F
     parent = await forks.parent()
     one, other = await forks.nested(parent), await forks.nested(parent)
     await one.ask("os.fork() or (os.setsid(), os.fork() or signal.pause())")
-    inside = residents(one)
+    inside = processes_in(one)
     await one.sandbox.kill()
     assert await one.is_gone()
     assert not inside & pids()
@@ -258,7 +258,7 @@ async def test_a_sandbox_of_which_some_are_spared_stays_open_for_them(forks: For
     code = "answer = [p for p in (os.fork() for _ in range(3)) if p or signal.pause()]"
     children = await sandboxed.ask(code)
     assert isinstance(children, list)
-    inside = residents(sandboxed)
+    inside = processes_in(sandboxed)
     (spared,) = [pid for pid in inside if _number(pid) == children[1]]
     await sandboxed.sandbox.kill([spared])
     assert inside & pids() == {spared, *holding(sandboxed)}
@@ -317,7 +317,7 @@ for _ in range(8):
 """
     await sandboxed.ask(replace_each_other)
     await sandboxed.sandbox.kill([copy.pid])
-    assert residents(copy) == {copy.pid, *holding(copy)}
+    assert processes_in(copy) == {copy.pid, *holding(copy)}
     assert await copy.ask("answer = os.waitpid(os.fork() or os._exit(7), 0)[1]") == 7 << 8
     assert copy.sandbox.incidents() == []
 

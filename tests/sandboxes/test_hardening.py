@@ -10,7 +10,7 @@ from trials import ENVIRONMENT, PYTHON, Opener, read_until, run, usable
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Identity, Provider
-from belljar.sandboxes.namespace import hardening as sealing
+from belljar.sandboxes.namespace import hardening
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.seccomp import Filter
 
@@ -124,14 +124,14 @@ async def test_the_loader_hears_of_its_variables_only_after_the_drop(dropping: P
 
 def test_what_the_loader_obeys_is_set_last() -> None:
     given = {"LD_LIBRARY_PATH": "/x", "GCONV_PATH": "/y", "PATH": "/usr/bin", "OLD_LD_": "z"}
-    command, variables = sealing.drop_command("/usr/bin/setpriv", Identity(7, 8), given)
+    command, variables = hardening.drop_command("/usr/bin/setpriv", Identity(7, 8), given)
     assert variables == {"PATH": "/usr/bin", "OLD_LD_": "z"}
     assert command[command.index("--") :] == ["--", "/usr/bin/env", "LD_LIBRARY_PATH=/x", "GCONV_PATH=/y"]
 
 
 async def test_without_libseccomp_it_runs_and_says_so(open_sandbox: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
-    monkeypatch.setattr(sealing, "load_filter", lambda: Filter(complaint="libseccomp cannot be loaded (none)"))
+    monkeypatch.setattr(hardening, "load_filter", lambda: Filter(complaint="libseccomp cannot be loaded (none)"))
     provider = NamespaceProvider()
     assert "libseccomp cannot be loaded" in provider.warning
     (line,) = [check for check in provider.check() if check.name == "system calls"]
@@ -154,7 +154,7 @@ async def test_without_what_the_drop_needs_root_uses_a_user_namespace_and_says_s
     open_sandbox: Opener, monkeypatch: pytest.MonkeyPatch, name: str, answer: object, why: str
 ) -> None:
     usable("namespace")
-    monkeypatch.setattr(sealing, name, lambda: answer)
+    monkeypatch.setattr(hardening, name, lambda: answer)
     provider = NamespaceProvider()
     assert why in provider.warning
     (line,) = [check for check in provider.check() if check.name == "users"]
@@ -167,7 +167,7 @@ async def test_without_what_the_drop_needs_root_uses_a_user_namespace_and_says_s
 @for_root
 async def test_where_root_may_not_mount_a_user_namespace_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
-    monkeypatch.setattr(sealing, "_find_setpriv", lambda: "/usr/bin/no-such-setpriv")
+    monkeypatch.setattr(hardening, "_find_setpriv", lambda: "/usr/bin/no-such-setpriv")
     provider = NamespaceProvider()
     assert all(check.is_ok for check in provider.check())
     assert "no-such-setpriv" in provider.warning

@@ -70,7 +70,7 @@ async def place(
             await forking.sessions.clear(session.id, "local")
 
 
-async def fall_asleep(runtime: Runtime, session_id: str) -> None:
+async def hibernate(runtime: Runtime, session_id: str) -> None:
     """Let its time be over."""
     session = runtime.sessions.get(session_id, "local")
     session.lease._idle_s = 0.0  # pyright: ignore[reportPrivateUsage]
@@ -93,7 +93,7 @@ async def session_from(origin: str, place: Place, caller: Caller, runtime: Runti
         for _ in range(1 if origin == "forked" else 2):
             session_id = (await caller.fields("fork_session", session_id=session_id))["session_id"]
     elif origin == "woken":
-        await fall_asleep(runtime, session_id)
+        await hibernate(runtime, session_id)
     elif origin == "rewound":
         await caller.execute(SPOIL, session_id)
         await caller.fields("rewind_session", session_id=session_id, to=1)
@@ -141,7 +141,7 @@ async def go_through_everything(caller: Caller, runtime: Runtime, session_id: st
         await caller.fields("rewind_session", session_id=session_id, to=late.execution_id)
     assert (await caller.execute(LOOK, session_id)).result == GOOD
 
-    await fall_asleep(runtime, session_id)
+    await hibernate(runtime, session_id)
     assert session_id not in {session.id for session in runtime.sessions.all()}
     woken = await caller.execute(LOOK, session_id)
     assert (woken.result, woken.state) == (GOOD, "kept")
