@@ -224,12 +224,12 @@ def test_what_tokens_stand_for_is_kept_for_its_owner_alone_while_a_session_sleep
     assert not (tmp_path / "vault").exists()
 
 
-def test_what_was_lent_and_which_secrets_were_given_is_known_after_a_sleep_and_no_secret_is_on_disk(
+def test_what_was_given_out_and_which_secrets_were_given_is_known_after_a_sleep_and_no_secret_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELLJAR_SECRET_KEY", "s3cret-value")
     redactor = SessionRedactor(RULES, Secrets())
-    redactor.vault.lend(redactor.redact_text("ann@example.com"))
+    redactor.vault.allow_back(redactor.redact_text("ann@example.com"))
     redactor.vault.fill("KEY", "s3cret-value")
     redactor.save(tmp_path / "vault")
     assert "s3cret-value" not in (tmp_path / "vault").read_text()
@@ -244,7 +244,7 @@ def test_a_box_that_somebody_holds_brings_everything_back(tmp_path: Path) -> Non
     held = os.dup(box.descriptor)
     redactor.log_to(box)
     redactor.redact({"full_name": 7, "x": "ann@example.com"})
-    redactor.vault.lend("[EMAIL_1]")
+    redactor.vault.allow_back("[EMAIL_1]")
     redactor.vault.fill("KEY", "s3cret-value")
     redactor.close()
     os.pwrite(held, b'["value", "[EMAIL_2', os.fstat(held).st_size)  # cut off by a kill

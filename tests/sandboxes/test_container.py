@@ -247,16 +247,16 @@ for path in ('/proc/1/fd/3', '/proc/1/mem', '/proc/1/environ'):
 
 async def test_one_peer_is_let_in_and_nobody_after_it() -> None:
     handshake = Handshake(os.geteuid(), {"passwd": "text"})
-    door, folder = str(handshake.step / "door"), handshake.step.parent
+    path, folder = str(handshake.step / "init.sock"), handshake.step.parent
     assert folder.stat().st_mode & 0o777 == 0o700
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
-        first.connect(door)
+        first.connect(path)
         init = await handshake.wait_for_init()
         assert init is not None
         assert init.pid == os.getpid()
         assert not folder.exists()
         with pytest.raises(OSError, match="No such file"):
-            second.connect(door)
+            second.connect(path)
         init.connection.close()
 
 
@@ -264,7 +264,7 @@ async def test_another_user_is_not_let_in() -> None:
     handshake = Handshake(os.geteuid() + 1, {})
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.setblocking(False)
-        stranger.connect(str(handshake.step / "door"))
+        stranger.connect(str(handshake.step / "init.sock"))
         async with asyncio.timeout(DEADLINE_S):
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
     handshake.close()

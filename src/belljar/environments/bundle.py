@@ -314,13 +314,13 @@ async def _place(settings: Settings, part: BundlePart, staged: Path, tell: Tell)
             tell(f"{part.name} is there already: {target}")
             return False
         if part.kind == "environment":
-            await _furnish(target, part, staged, lock)
+            await _make_environment(target, part, staged, lock)
         else:
             await to_thread.run_sync(os.replace, staged, target)
     return True
 
 
-async def _furnish(root: Path, part: BundlePart, staged: Path, lock: int) -> None:
+async def _make_environment(root: Path, part: BundlePart, staged: Path, lock: int) -> None:
     """Make a virtual environment of our own interpreter, and move the packages into it."""
     await to_thread.run_sync(remove_tree, root)
     arguments = ("venv", "--no-project", "--offline", "--python", sys.executable, str(root))

@@ -100,8 +100,8 @@ class SessionRedactor:
         """
         if not self._is_in_use:
             return text
-        ours = [found for found in _PUT_IN.finditer(text) if self._is_lent(found.group())]
-        imitations = [found for found in _PUT_IN.finditer(text) if not self._is_lent(found.group())]
+        ours = [found for found in _PUT_IN.finditer(text) if self._is_given_out(found.group())]
+        imitations = [found for found in _PUT_IN.finditer(text) if not self._is_given_out(found.group())]
         return self._replaced(text, _spans(imitations), _spans(ours), is_searched=self._hides("tools"))
 
     def redact(self, value: Any) -> Any:
@@ -122,7 +122,7 @@ class SessionRedactor:
         return self._hide_named(value) if is_named else self._hide_leaf(value, depth)
 
     def _hide_named(self, value: Any) -> Any:
-        if not isinstance(value, str | int | float) or value == "" or self._is_lent(value):
+        if not isinstance(value, str | int | float) or value == "" or self._is_given_out(value):
             return value
         if isinstance(value, int) and value.bit_length() > _WIDEST_BITS:
             return NO_VALUE  # too wide to be stored, so nothing brings it back
@@ -144,8 +144,8 @@ class SessionRedactor:
     def _names(self, key: str) -> bool:
         return self._hides("tools") and self.rules.hides_field(key)
 
-    def _is_lent(self, value: Any) -> bool:
-        return isinstance(value, str) and value in self.vault.lent
+    def _is_given_out(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.vault.given_out
 
     def _json_with_fields(self, text: str) -> Any:
         """Return the JSON value of a text if field names in it matter; None for other text."""
@@ -218,7 +218,7 @@ class SessionRedactor:
         kind, value = known
         if kind == TEXT or self.rules.may_have(kind, server, tool):
             return value
-        self.vault.lend(token)
+        self.vault.allow_back(token)
         return token
 
     def _secret(self, name: str, server: str, tool: str) -> str:

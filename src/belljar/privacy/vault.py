@@ -146,7 +146,7 @@ class Vault:
         self._values: dict[str, tuple[str, Value]] = {}
         self._numbers = numbers or TokenCounter()
         self._chars = 0
-        self.lent: set[str] = set()
+        self.given_out: set[str] = set()
         """Tokens that were sent to a tool as they are: a tool that gives one back means ours."""
         self.secrets: dict[str, str] = {}
         """Secrets of the host that a tool was given, by name; the value is empty where only the name is known."""
@@ -177,10 +177,10 @@ class Vault:
         """Return what a token stands for, with its kind; None for one that was never made."""
         return self._values.get(token)
 
-    def lend(self, token: str) -> None:
+    def allow_back(self, token: str) -> None:
         """Record that a token is sent to a tool as it is."""
         with self._lock:
-            if token not in self.lent:
+            if token not in self.given_out:
                 self._take([_LENT, token])
 
     def fill(self, name: str, value: str) -> None:
@@ -228,8 +228,9 @@ class Vault:
     def _lines(self) -> list[Line]:
         with self._lock:
             values = [[_VALUE, token, kind, value] for token, (kind, value) in self._values.items()]
-            lent, secrets = ([_LENT, token] for token in self.lent), ([_SECRET, *each] for each in self.secrets.items())
-            return [*values, *lent, *secrets, *([_REACHED, *each] for each in self._numbers.reached().items())]
+            given_out = ([_LENT, token] for token in self.given_out)
+            secrets = ([_SECRET, *each] for each in self.secrets.items())
+            return [*values, *given_out, *secrets, *([_REACHED, *each] for each in self._numbers.reached().items())]
 
     def _fill(self, lines: Iterable[Line]) -> None:
         """Load lines, which are all that there are of this session."""
@@ -248,7 +249,7 @@ class Vault:
             self._values[name] = (kind, value)
             self._chars += _size(value)
         elif kind_of_line == _LENT:
-            self.lent.add(name)
+            self.given_out.add(name)
         elif kind_of_line == _REACHED:
             self._numbers.reach(name, int(rest[0]))
         else:

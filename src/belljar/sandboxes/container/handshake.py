@@ -99,7 +99,7 @@ class Handshake:
     def _listen(self) -> None:
         listener = self._listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
-        ipc.bind(listener, self.step / "door", 0o666)
+        ipc.bind(listener, self.step / "init.sock", 0o666)
         listener.listen(1)
         self._loop.add_reader(listener, self._on_connect)
 

@@ -25,7 +25,7 @@ _KILLED = -signal.SIGKILL
 # A container that was started and does not connect within this time may be dead, so the engine is asked.
 _CONNECT_S = 2.0
 _LEVELS = 3
-_INIT_ARGUMENTS = ("-I", "-S", "-B", f"{INIT_FOLDER}/container_init.py", f"{INIT_FOLDER}/door")
+_INIT_ARGUMENTS = ("-I", "-S", "-B", f"{INIT_FOLDER}/container_init.py", f"{INIT_FOLDER}/init.sock")
 _ELSEWHERE = "Its processes are not this host's: the server and the engine must run on the same machine"
 
 
