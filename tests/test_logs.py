@@ -98,7 +98,7 @@ async def _tell_secrets(url: str, era: str) -> str:
 def told(
     request: pytest.FixtureRequest, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, str, list[str]]:
-    """The form of a log, a session, and all that a server wrote of its whole life and that session's."""
+    """Return the log's format, a session, and everything the server logged."""
     form, era = request.param
     folder = tmp_path_factory.mktemp("server")
     with logging_server(default_environment, folder, BELLJAR_LOG_FORMAT=form) as (url, log):

@@ -47,7 +47,7 @@ _LONG_S = 3600.0
 async def open_session(
     environment: str = "", settings: Settings | None = None, **flags: object
 ) -> AsyncGenerator[SessionHandle]:
-    """One session in an engine of its own; `flags` are settings, such as `sandbox="process"`."""
+    """Open one session in an engine of its own; `flags` are settings, such as `sandbox="process"`."""
     chosen = {"environment": environment} if environment else {}
     async with open_engine(settings, **flags, **chosen) as engine, engine.open_session() as session:
         yield session
@@ -55,7 +55,7 @@ async def open_session(
 
 @asynccontextmanager
 async def open_engine(settings: Settings | None = None, **flags: object) -> AsyncGenerator["Engine"]:
-    """An engine for several sessions, which end with it; settings not given are found as the command finds them."""
+    """Open an engine for several sessions, which end with it; other settings are found as the command finds them."""
     given = given_flags(flags)
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
@@ -72,7 +72,7 @@ class Engine:
 
     @asynccontextmanager
     async def open_session(self, environment: str = "", *, gpus: int | None = None) -> AsyncGenerator[SessionHandle]:
-        """A session with its kernel started; it and its files are gone when the block ends.
+        """Open a session with its kernel started; it and its files are gone when the block ends.
 
         `gpus` is how many it has; without it, as many as the setting `session_gpus` says.
         """

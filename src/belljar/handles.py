@@ -72,23 +72,23 @@ class SessionHandle(Protocol):
         ...
 
     async def files(self) -> list[FileReference]:
-        """The files in the session's folder, by name."""
+        """List the files in the session's folder, by name."""
         ...
 
     async def display(self, uri: str) -> bytes:
-        """What stands behind the `uri` of a display: a picture, a page."""
+        """Return what stands behind the `uri` of a display: a picture, a page."""
         ...
 
     async def figures(self, result: ExecutionResult) -> list[bytes]:
-        """The pictures of a result, in order, as the bytes of PNG or JPEG files."""
+        """Return the pictures of a result, in order, as the bytes of PNG or JPEG files."""
         ...
 
     async def images(self, result: ExecutionResult) -> list[Any]:
-        """The pictures of a result as images of Pillow, which has to be installed here."""
+        """Return the pictures of a result as images of Pillow, which has to be installed here."""
         ...
 
     async def frame(self, expression: str) -> Any:
-        """A table of the session as a DataFrame of pandas, which has to be installed on both sides.
+        """Return a table of the session as a DataFrame of pandas, which has to be installed on both sides.
 
         `expression` is a variable, or anything else that pandas makes a table of. It is evaluated in a cell of its own.
         """
@@ -100,14 +100,14 @@ class SessionHandle(Protocol):
 
     @property
     def forked(self) -> SessionFork | None:
-        """What came along and what did not, if it is a fork of another session."""
+        """Return what came along and what did not, if it is a fork of another session."""
         ...
 
     async def fork(self, *, at: str | int = "", reseed: bool = False) -> "SessionHandle":
-        """A session of its own that goes on from the state of this one, or from its state before execution `at`:
-        its id, or its number counted back from the last one, which is 1.
+        """Fork the session: return one of its own that goes on from this state, or from before execution `at`.
 
-        It ends with the same `async with` block as this one, or when it is closed.
+        `at` is an execution's id, or its number counted back from the last one, which is 1. The new session ends with
+        the same `async with` block as this one, or when it is closed.
         """
         ...
 
@@ -133,7 +133,7 @@ class ExecutionHandle(Protocol):
         ...
 
     def events(self, since: int = 0) -> AsyncIterator[OutputEvent]:
-        """Its output from after event number `since` to its end, also that of before this call."""
+        """Yield its output from after event `since` to its end, also what came before this call."""
         ...
 
     async def interrupt(self) -> None:

@@ -1,4 +1,4 @@
-"""Takes the working directory off the paths from which our own commands import modules and start programs.
+"""Removes the working directory from the paths from which our own commands import modules and start programs.
 
 `python -m` puts it in front of everything, and an empty entry in PYTHONPATH or PATH means it too. A folder that
 somebody else filled would then decide what `import typer` is. What Python itself imports before it runs our code is
@@ -11,7 +11,10 @@ import sys
 
 
 def leave_working_directory() -> None:
-    """Take it off the paths if this process is one of our commands; a program that imports us keeps its paths."""
+    """Remove the working directory from the paths if this process is one of our commands.
+
+    A program that imports us keeps its paths.
+    """
     # While Python looks for the module of -m, argv has only "-m" in place of the module's path.
     is_module = sys.argv[:1] == ["-m"] and _is_module_argument("belljar")
     if not is_module and not (sys.argv and os.path.basename(sys.argv[0]).startswith("belljar")):  # noqa: PTH119

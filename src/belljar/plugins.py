@@ -175,7 +175,7 @@ class Plugins:
             return HookAnswer(plugin, failure=self.fail(plugin, implementation.hook, error))
 
     async def tell(self, hook: str, **given: Any) -> list[str]:
-        """Call a hook that only looks on; return what the failures were."""
+        """Call a hook whose result is ignored; return what the failures were."""
         failures: list[str] = []
         for implementation in self.implementations(hook):
             answer = await self.ask(implementation, **given)
@@ -184,7 +184,7 @@ class Plugins:
         return failures
 
     def tell_aside(self, hook: str, **given: Any) -> None:
-        """Call a hook that only looks on, in a task of its own that nobody waits for."""
+        """Call a hook whose result is ignored, in a task of its own that nobody waits for."""
         if self.implementations(hook):
             telling = asyncio.get_running_loop().create_task(self.tell(hook, **given))
             self._telling.add(telling)
@@ -281,7 +281,7 @@ class Plugins:
         await self.tell("after_tool_call", call=call, end=end)
 
     async def aclose(self) -> None:
-        """Let hooks that look on end, and give up the threads; a hook that hangs does not keep the server."""
+        """Let hooks whose result is ignored end, and drop the threads; a hook that hangs does not keep the server."""
         await asyncio.gather(*self._telling, return_exceptions=True)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

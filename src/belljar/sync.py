@@ -158,7 +158,7 @@ class SyncSession(_Caller):
 
     @property
     def forked(self) -> SessionFork | None:
-        """What came along and what did not, if it is a fork of another session."""
+        """Return what came along and what did not, if it is a fork of another session."""
         return self._handle.forked
 
     def fork(self, *, at: str | int = "", reseed: bool = False) -> "SyncSession":

@@ -78,9 +78,9 @@ class PageStreams:
 
     @asynccontextmanager
     async def _hearing(self, access: Access) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
-        """Give a function that waits until a question is put or answered, but not for long.
+        """Yield a function that waits, for `_LOOK_S` at most, until a question is put or answered.
 
-        Waits of workflows are not told, nor what was put before this listened, so one looks from time to time anyway.
+        Workflows' questions and earlier ones are not reported here, so callers look again after each wait.
         """
         wake = asyncio.Event()
 
@@ -229,7 +229,7 @@ class SessionPageStream:
                     yield event
 
     async def _resume(self, after: str) -> None:
-        """Know the cell that the page shows last as the page knows it."""
+        """Load the last cell up to the event that the page has shown."""
         execution_id, _, sequence = after.partition(":")
         if not (sequence.isdecimal() and len(sequence) < 10):
             return

@@ -131,7 +131,7 @@ _KINDS = ("stdout", "stderr", "notice", "display")
 
 @dataclass(frozen=True, slots=True)
 class PrintedPage:
-    """A part of what an execution printed, with marks before text that looks like a notice of belljar's and is none."""
+    """A part of what an execution printed, with text that imitates a notice of belljar's marked."""
 
     text: str
     is_last: bool

@@ -50,15 +50,15 @@ _CALL = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (execution_id, number) DO UPDATE SET "
     "state = excluded.state, duration_s = excluded.duration_s, reason = excluded.reason"
 )
-# Of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
+# The most calls of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
 MAX_CALLS = 1_000
 _RECORD = (
     "SELECT id, session_id, principal, code, result, undone_at, started_at, submitted_at, author, client "
     "FROM executions"
 )
 _ID_LETTERS = 17
-"""Of 26 letters: 80 bits. As 32 hexadecimal digits an id was 19 tokens, so it is 9; no digits, so that nobody takes an
-id for a number."""
+"""17 of 26 letters give 80 bits. As 32 hexadecimal digits an id was 19 tokens, and now it is 9. It has no digits, so
+that nobody takes it for a number."""
 _ID_COUNT = len(string.ascii_lowercase) ** _ID_LETTERS
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""

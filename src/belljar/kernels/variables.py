@@ -1,4 +1,4 @@
-"""What a kernel tells of its variables to a person who looks on: the contract, and the form and limits of an answer.
+"""What a kernel tells of its variables to an observer: the contract, and the form and limits of an answer.
 
 Looking runs no code of the session and changes nothing in it. What is told comes out of the session all the same, so
 its form is checked here like that of every message.
@@ -34,7 +34,7 @@ class VariableItem(BaseModel):
     shape: Annotated[list[_Count], Field(max_length=64)] | None = None
     size_bytes: _Count | None = None
     value: _Text | None = None
-    """Of texts, numbers, True, False and None alone."""
+    """The value of texts, numbers, True, False and None; other types have none here."""
     is_cut: bool = False
     has_rows: bool = False
 

@@ -262,5 +262,5 @@ class Monitor(Protocol):
         ...
 
     async def note_presence(self, access: Access) -> None:
-        """Note that somebody who may answer questions looks on."""
+        """Note that somebody who may answer questions is watching."""
         ...

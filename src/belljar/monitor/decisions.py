@@ -1,4 +1,4 @@
-"""Reads the policy's decision log for those who look on. The log has pseudonyms in place of owners."""
+"""Reads the policy's decision log for monitors. The log has pseudonyms in place of owners."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reads the journal for those who look on: lists of sessions and executions, output, lines, tool calls.
+"""Reads the journal for monitors: lists of sessions and executions, output, lines, tool calls.
 
 Every query runs on a read-only connection in a thread of its own, so that neither the event loop nor the writer waits
 for it. Knows nothing of live sessions, and checks no access: its callers do.

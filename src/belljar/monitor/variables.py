@@ -45,7 +45,7 @@ class VariableEntry(Model):
     size_bytes: int | None = None
     """The memory of it alone, without that of objects it refers to; null where its class would have to be asked."""
     value: str | None = None
-    """Of texts, numbers, True, False and None alone, at most 200 characters."""
+    """The value of texts, numbers, True, False and None, at most 200 characters; null for other types."""
     is_cut: bool = False
     has_rows: bool = False
 

@@ -1,4 +1,4 @@
-"""What happens to the sessions of a runtime, in order and numbered, for whoever looks on.
+"""What happens to the sessions of a runtime, in order and numbered, for monitors.
 
 Executions and sessions are published here by the engine; a reader goes on after the number that it saw last. Output
 is not here: it is in the journal. Nobody who reads counts as somebody who uses a session.

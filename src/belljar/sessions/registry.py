@@ -94,7 +94,7 @@ class Registry:
         )
         self._sessions: dict[str, Session] = {}
         self.changes = ChangeLog()
-        """What happens to its sessions, for those who look on."""
+        """What happens to its sessions, for monitors."""
         self.inbox = Inbox(journal, settings.ask_in_console)
         """What waits for people outside the clients."""
         self.inbox.on_change.append(self._publish_question)

@@ -113,7 +113,7 @@ class Session:
         self.redactor = redactor
         """Redacts the personal data that its code and its callers may not see."""
         self.signatures = KnownSignatures()
-        """Those of URLs that its code has had, which its output does not show."""
+        """Signatures in URLs that its code was given; they are removed from output."""
         self.skills = skills
         """Its folder `skills/`; None where there are no skills."""
         self.tools = tools
@@ -228,7 +228,7 @@ class Session:
                     self._is_checkpointing = False
 
     def _publish(self, kind: ChangeKind, state: str, execution_id: str = "") -> None:
-        """Tell those who look on, who are no watchers: the session may expire while they do."""
+        """Publish a change to monitors. Unlike watchers, they do not keep the session from expiring."""
         self._changes.publish(kind, state, self.id, self.principal, execution_id)
 
     def _notify_watchers(self, execution: Execution | None) -> None:

@@ -1,4 +1,4 @@
-"""Asks the kernel of a live session what it has in its variables, for a person who looks on.
+"""Asks the kernel of a live session what it has in its variables, for an observer.
 
 A look waits for no cell, starts no kernel, and is no use of the session: its lease does not notice. What is told passes
 the session's screens, as its output does, so that personal data and what the policy hides stay hidden.

@@ -30,7 +30,7 @@ APP_TOOL: Final = "show_session"
 MAX_CELLS: Final = 10
 CODE_CHARS: Final = 8_000
 TEXT_CHARS: Final = 12_000
-"""Of one cell; ten of them and their code stay below 250 kB."""
+"""The most characters of one cell's output; ten cells and their code stay below 250 kB."""
 PICTURE_BYTES: Final = 200_000
 PICTURES_BYTES: Final = 320_000
 """All pictures of one answer, which are a third longer as text: hosts refuse messages of 1 MB."""

@@ -25,7 +25,7 @@ READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 REPLACES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True)
-"""For tools that bring something from elsewhere, which replaces what has the same name."""
+"""Annotations of tools that bring something from elsewhere, which replaces what has the same name."""
 
 STAGE_CHARS = 200
 _SHOWN_NAMES = 5

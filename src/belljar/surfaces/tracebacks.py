@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 MAX_LIBRARY_FRAMES = 4
-"""Of a row of library frames, this many are shown: the first, and the last ones."""
+"""The most library frames of a row that are shown: the first, and the last ones."""
 
 _LINKS = {
     "The above exception was the direct cause of the following exception:": "which caused:",

@@ -141,7 +141,8 @@ UNKNOWN_EFFECT: Final = "Whether the call took effect is not known"
 MAX_TOOLS: Final = 2_000
 MAX_PAGES: Final = 200
 MAX_CHARACTERS: Final = 16_000_000
-"""Of one server's tools with their schemas and descriptions, which are in the host's memory and in the tree's files."""
+"""The most characters of one server's tools with their schemas and descriptions, which are in the host's memory and in
+the tree's files."""
 _DRAIN_S: Final = 2.0
 _ROUNDS: Final = 200
 """How often a server may want more input in one call, even if it only wants time."""
@@ -164,7 +165,7 @@ class UpstreamLimits:
     silence_s: float = 300.0
     message_bytes: int = 64 * MEBIBYTE
     memory_bytes: int = 256 * MEBIBYTE
-    """Of all servers together: large answers that are not yet passed on."""
+    """The most memory of large answers that are not yet passed on, of all servers together."""
     questions: int = 20
     """The most questions (an approval, a form, an address to open) in one call."""
 

@@ -280,7 +280,7 @@ class LiveRun:
         session_id: str = "",
         error: str = "",
     ) -> None:
-        """Put on record what a step that has others in it has decided, or gave."""
+        """Record what a step with inner steps decided or returned."""
         last, now = self.last(path), time.time()
         row = StepRecord(
             path=path,

@@ -133,7 +133,7 @@ class ParentSandbox:
         return replace(launch, maps=nested_maps(user), map_helper=self._holder.map_helper)
 
     async def open_maker(self, seccomp: bytes) -> SandboxMaker:
-        """Start a process that makes nested sandboxes, for a server that root runs; it says if it makes none here."""
+        """Start the process that makes nested sandboxes for a server run by root; its `refusal` says why it cannot."""
         namespaces = (self._users, await self._proc_mount(), self._pids)
         maker = SandboxMaker(open_content(seccomp, self._resources), namespaces)
         try:

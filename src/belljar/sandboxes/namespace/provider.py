@@ -191,8 +191,8 @@ class NamespaceProvider:
         nested_folder = spec.nested_folder or spec.workspace.parent.parent
         _check_passable(nested_folder)
         trees = [*spec.readable, spec.workspace, spec.scratch, nested_folder, *trees_of(self._tools.bubblewrap)]
-        # Those nested in it show them, each to whom they are for; it shows none itself, as no session's code runs in
-        # it.
+        # Nested sandboxes show the user's folders, each to the sessions that may see them. This one shows none, because
+        # no session's code runs in it.
         trees += [real_path(folder) for folder in spec.folders]
         root_view = open_root_view(trees)
         stack.callback(os.close, root_view)
