@@ -102,7 +102,8 @@ async def test_no_two_siblings_draw_the_same(siblings: list[Kernel], code: str) 
 
 async def test_siblings_have_their_standard_descriptors_their_wire_and_their_loop_alone(siblings: list[Kernel]) -> None:
     code = """
-import os
+import asyncio, os
+await asyncio.sleep(0)
 for name in os.listdir('/proc/self/fd'):
     try: print(name, os.readlink('/proc/self/fd/' + name))
     except OSError: pass
@@ -115,6 +116,41 @@ for name in os.listdir('/proc/self/fd'):
         objects = {link for link in links.values() if not link.startswith("anon_inode")}
         assert not seen & objects, "siblings share one"
         seen |= objects
+
+
+async def test_a_session_that_awaits_nothing_has_no_loop_to_show_for_it(forking_place: ForkingPlace) -> None:
+    code = """
+import asyncio, os
+names = os.listdir('/proc/self/fd')
+before = sorted(os.readlink('/proc/self/fd/' + name).partition(':')[0] for name in names if name not in names[4:])
+loop = asyncio.get_event_loop()
+print(before, loop.is_running(), loop.time() > 0)
+"""
+    async with forking_place.open("ipython", "idle") as kernel:
+        assert await tell(kernel, code) == "['pipe', 'pipe', 'pipe', 'socket'] False True\n"
+        # A thread may be the first who needs it, and a handler of signals.
+        code = """
+import asyncio, os, signal, threading
+loop, got = asyncio.get_event_loop(), asyncio.Event()
+thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(print, 'from a thread'))
+thread.start()
+thread.join()
+loop.add_signal_handler(signal.SIGUSR1, got.set)
+os.kill(os.getpid(), signal.SIGUSR1)
+await got.wait()
+"""
+        assert await tell(kernel, code) == "from a thread\n"
+
+
+async def test_a_forked_session_knows_its_own_thread(siblings: list[Kernel]) -> None:
+    code = """
+import logging, os, threading
+main = threading.main_thread()
+print(main is threading.current_thread(), main.native_id == os.getpid(), threading.enumerate() == [main])
+with logging._lock: print('unlocked')
+"""
+    for kernel in siblings:
+        assert await tell(kernel, code) == "True True True\nunlocked\n"
 
 
 async def test_a_program_that_a_sibling_starts_inherits_the_standard_descriptors_alone(kernel: Kernel) -> None:

@@ -31,6 +31,11 @@ MODULES = {
     "starts": "import threading as t; t.Thread(target=t.Event().wait, name='heartbeat', daemon=True).start()",
     "prints": "import sys; print('hello from the module'); print('and to stderr', file=sys.stderr)",
     "floods": "print('x' * 5_000_000)",
+    "hooks": (
+        "import os; ran = []; fail = lambda: 1 / 0; os.register_at_fork(before=fail, after_in_child=fail); "
+        "os.register_at_fork(before=lambda: ran.append('before'), after_in_parent=lambda: ran.append('in the parent'), "
+        "after_in_child=lambda: ran.append('in the child'))"
+    ),
     "changes": "import os, random; random.seed(1); os.chdir('/tmp'); os.environ['LEFT'] = 'behind'",
     "hangs": "import threading; threading.Event().wait()",
     "may_hang": "import os, threading; os.path.exists(__file__ + '.hangs') and threading.Event().wait()",
@@ -52,7 +57,10 @@ IS_FORKED = "'zygote' in __import__('sys').orig_argv"
 @pytest.fixture(scope="module")
 def environment(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default one's packages, and modules that misbehave."""
-    folder = tmp_path_factory.mktemp("environment")
+    return make_environment(default_environment, tmp_path_factory.mktemp("environment"))
+
+
+def make_environment(default_environment: Environment, folder: Path) -> Path:
     folder.chmod(0o755)
     subprocess.run([default_environment.python, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
@@ -113,6 +121,34 @@ async def test_modules_that_fail_are_told_of_and_the_others_are_there(environmen
             assert drawn[0] != drawn[1]
             # It works for who imports it: a thread of the session's own.
             assert await value(one, "import starts, threading; threading.active_count()") == "2"
+
+
+HOOKED = "import hooks; hooks.ran[-3:]"
+
+
+async def test_fork_hooks_of_modules_run_for_each_session_and_one_that_fails_stops_nothing(
+    environment: Path, tmp_path: Path
+) -> None:
+    async with preloaded(environment, tmp_path, "hooks") as (place, complaint):
+        assert complaint == ""
+        async with place.open("ipython", "one") as one, place.open("ipython", "two") as two:
+            assert [await value(kernel, IS_FORKED) for kernel in (one, two)] == ["True", "True"]
+            # The warm-up forks checkpoints, so there were hooks in the parent before.
+            for kernel in (one, two):
+                assert await value(kernel, HOOKED) == "['in the parent', 'before', 'in the child']"
+
+
+async def test_fork_hooks_of_what_the_interpreter_imports_at_its_start_run_too(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "environment").mkdir()
+    environment = make_environment(default_environment, tmp_path / "environment")
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "early.pth").write_text("import hooks\n")
+    (tmp_path / "forks").mkdir()
+    async with preloaded(environment, tmp_path / "forks") as (place, _), place.open() as kernel:
+        assert await value(kernel, IS_FORKED) == "True"
+        assert await value(kernel, HOOKED) == "['in the parent', 'before', 'in the child']"
 
 
 async def test_a_module_that_is_not_installed_is_nothing_to_complain_of(environment: Path, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The runner: IPython's shell in the sandbox, connected to the host by one socket and two pipes.
 
 It imports nothing of belljar, so that it runs in any environment that has IPython; the host loads it by path, as the
-package `belljar_runner`. It is single-threaded and makes no event loop, socket or lock before `Runner.attach`, so that
-a zygote can build the shell once and fork kernels from it.
+package `belljar_runner`. It is single-threaded and makes no selector, socket or lock before `Runner.attach`, so that a
+zygote can build the shell once and fork kernels from it.
 """
 
 from . import cell_names as cell_names  # first, before the modules that have these names in their code
+from . import fork_hooks
+
+fork_hooks.watch()  # before anything that registers hooks is imported

@@ -9,7 +9,6 @@ import _socket
 import contextlib
 import ctypes
 import errno
-import functools
 import gc
 import os
 import random
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import fork
+from . import fork, fork_hooks
 
 # Not CDLL, which would release the interpreter's lock: the functions of Python need it.
 _python: Any = ctypes.PyDLL(None, use_errno=True)
@@ -69,21 +68,6 @@ Send = Callable[["list[bytes]"], None]
 _clone_of_main_thread = _clone_arguments()
 """The same in all forks, because they have the same addresses."""
 
-_session_hooks: "list[str]" = []
-"""The kinds of fork hooks that the session has registered."""
-
-
-def watch_fork_hooks() -> None:
-    """Learn of the fork hooks that are registered from now on, which nothing else tells."""
-    register = os.register_at_fork
-
-    @functools.wraps(register)
-    def register_at_fork(**hooks: Any) -> None:
-        register(**hooks)
-        _session_hooks.extend(hooks)
-
-    os.register_at_fork = register_at_fork
-
 
 def fork_checkpoint(descriptor: int, ready: bytes, send: "Send", answer: "list[bytes]", *, has_threads: bool) -> bool:
     """Fork a checkpoint; return False in this process and, when the host wakes it, True in the checkpoint.
@@ -96,7 +80,7 @@ def fork_checkpoint(descriptor: int, ready: bytes, send: "Send", answer: "list[b
     sock = _socket.socket(fileno=descriptor)
     sock.settimeout(None)  # else it has the default timeout that a cell may have set
     try:
-        may_defer = not has_threads and not _session_hooks
+        may_defer = not has_threads and not fork_hooks.has_session_hooks()
         return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, send, answer)
     finally:
         sock.detach()

@@ -4,8 +4,10 @@ A fork is not the host's child. Where Linux does not tell the host how such a pr
 process that forked it stays, waits for it, and writes its exit status into a pipe.
 """
 
+import _signal  # pyright: ignore[reportMissingImports] - C's part of `signal`
 import _socket
 import contextlib
+import ctypes
 import errno
 import gc
 import json
@@ -21,12 +23,16 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import setns, vfork
+from . import fork_hooks, setns, vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
 """The order of the descriptors that come with a request; a request for a checkpoint brings only the first."""
 DESCRIPTOR_COUNT = STATUS + 1
+
+# C's function and values, because Python's look for the handler's name, which touches 20 pages.
+set_handler: Any = _signal.signal  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+DEFAULT, IGNORE = _signal.SIG_DFL, _signal.SIG_IGN  # pyright: ignore
 
 _KEEPER = """
 import os, sys
@@ -61,7 +67,7 @@ def fork_kernel(
         reparent()
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        set_handler(signal.SIGINT, IGNORE)
         if enter is not None:
             enter()
         kernel = fork_process()
@@ -93,11 +99,10 @@ def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]
         thread = threading.get_ident()
         _forking_threads.add(thread)
         try:
-            child = os.fork()
+            child = fork_hooks.fork() if fork_hooks.can_leave_out() else os.fork()
         finally:
             _forking_threads.discard(thread)
         if child == 0:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             start_fork(has_keeper=False)
             become()
 
@@ -219,7 +224,7 @@ def wait_for(child: int) -> int:
 
 def _run_keeper(kernel: int, status: int, *, is_light: bool) -> None:
     gc.disable()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    set_handler(signal.SIGCHLD, DEFAULT)
     _close_all_but({status})
     if not is_light:
         _shed_memory(kernel, status)
@@ -337,14 +342,39 @@ def reopen(descriptor: int) -> None:
         os.close(fresh)
 
 
-def reseed() -> None:
-    """Seed all random generators anew, because what libraries seeded before the fork is the same in every fork."""
+_numpy_key = 0
+"""Where the key of numpy's unused generator is in memory; 0 where that is not known."""
+_KEY_BYTES, _KEY_WORDS = 2_496, 624
+
+
+def prepare_reseed() -> None:
+    """Reseed numpy's generator here, for forks in which nothing has used it, and find out where its key is."""
+    global _numpy_key  # of this process and its forks
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random") or not hasattr(numpy.random, "get_bit_generator"):
+        return
+    key = os.urandom(_KEY_BYTES)
+    numpy.random.set_state(("MT19937", numpy.frombuffer(bytes(_KEY_BYTES), "uint32"), _KEY_WORDS))
+    address: int = numpy.random.get_bit_generator().ctypes.state_address
+    if ctypes.string_at(address, _KEY_BYTES) == bytes(_KEY_BYTES):
+        ctypes.memmove(address, key, _KEY_BYTES)
+        if numpy.random.get_state()[1].tobytes() == key:
+            _numpy_key = address
+
+
+def reseed(*, is_new: bool = False) -> None:
+    """Seed all random generators anew, because what libraries seeded before the fork is the same in every fork.
+
+    `is_new`: nothing has used them since `prepare_reseed`.
+    """
     random.seed()
     stir_random()
     numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
+    if is_new and _numpy_key:
+        ctypes.memmove(_numpy_key, os.urandom(_KEY_BYTES), _KEY_BYTES)
+    elif numpy is not None and hasattr(numpy, "random"):
         # The whole state at once, which takes a third of the time of `seed(None)`.
-        numpy.random.set_state(("MT19937", numpy.frombuffer(os.urandom(624 * 4), "uint32"), 624))
+        numpy.random.set_state(("MT19937", numpy.frombuffer(os.urandom(_KEY_BYTES), "uint32"), _KEY_WORDS))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()  # those of GPUs are seeded when their context is made

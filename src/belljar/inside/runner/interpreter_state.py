@@ -50,11 +50,17 @@ class _Start:
 _start: _Start | None = None
 
 
-def remember_start(shell: Any) -> None:
+def remember_start(shell: Any, environment: dict[str, str]) -> None:
     """Record the state before the first cell, to know later what the session changed. Only the first call counts."""
     global _start  # one for each process; a fork of a session keeps that of the origin
     if _start is None:
-        _start = _Start(dict(shell.user_ns), dict(os.environ), list(sys.path), list(warnings.filters))
+        _start = _Start(dict(shell.user_ns), environment, list(sys.path), list(warnings.filters))
+
+
+def forget_start() -> None:
+    """Forget the state before the first cell, because those cells were a rehearsal."""
+    global _start  # as above
+    _start = None
 
 
 def move_start(environment: dict[str, str]) -> None:

@@ -1,14 +1,11 @@
 """SIGINT: it raises in a running cell, is delayed while a message is half sent, and is ignored between cells."""
 
-import _signal  # pyright: ignore[reportMissingImports] - C's part of `signal`
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-# C's function, because Python's looks for the old handler among the names of handlers, which raises and catches.
-_set_handler: Any = _signal.signal  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+from .fork import set_handler
 
 
 class Interrupts:
@@ -22,7 +19,7 @@ class Interrupts:
 
     def install(self) -> None:
         """Install the handler, also over one that a cell has installed."""
-        _set_handler(signal.SIGINT, self._on_signal)
+        set_handler(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: "FrameType | None") -> None:
         __tracebackhide__ = True  # the cell's traceback ends where the cell was, not here

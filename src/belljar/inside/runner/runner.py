@@ -24,9 +24,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comms, figures, fork, fork_losses, gpu, interpreter_state, introspection, relocation, variables
+from . import (
+    comms,
+    event_loop,
+    figures,
+    fork,
+    fork_hooks,
+    fork_losses,
+    gpu,
+    interpreter_state,
+    introspection,
+    relocation,
+    variables,
+)
 from .channel import Channel, encode_stream
-from .checkpoint import fork_checkpoint, watch_fork_hooks
+from .checkpoint import fork_checkpoint
 from .host_link import HostLink
 from .pristine import no_traces
 from .shell import Shell, build_shell, direct_outputs
@@ -35,7 +47,7 @@ from .state_load import StateLoader
 from .state_save import StateSaver
 from .streams import Streams
 
-_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
 _READY = {"type": "ready", "python": sys.version.split()[0]}
 
@@ -60,6 +72,8 @@ class Runner(HostLink):
         self.is_checkpoint = False
         self._finished: dict[str, Any] | None = None
         self._wakeup: asyncio.Future[None] | None = None
+        self.prepared_loop: asyncio.AbstractEventLoop | None = None
+        """An event loop that was made before the fork, for the fork."""
 
     def prepare(self) -> None:
         """Put our streams into `sys`, and our functions into the shell, `builtins` and `getpass`.
@@ -77,7 +91,7 @@ class Runner(HostLink):
         self.shell.ask_form = self._ask_form
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
-        watch_fork_hooks()
+        fork_hooks.begin_session()
         builtins.input = self._input
         getpass.getpass = self._getpass
 
@@ -85,13 +99,15 @@ class Runner(HostLink):
         """Connect to the host. Everything that must not exist before a fork is made here."""
         self.channel = channel
         self.interrupts.install()
-        self.loop = asyncio.new_event_loop()
+        self.loop, self.prepared_loop = self.prepared_loop or event_loop.new_loop(), None
         self.channel.send(_READY)
 
-    def serve(self) -> None:
-        """Serve the session of a new process until the host closes the socket."""
-        os.environ.setdefault("SHELL", _SHELL)
-        interpreter_state.remember_start(self.shell)
+    def serve(self, environment: dict[str, str]) -> None:
+        """Serve the session of a new process until the host closes the socket. `environment` is what `os.environ` has.
+
+        A zygote's fork has it at hand; to read all of `os.environ` writes to 30 pages.
+        """
+        interpreter_state.remember_start(self.shell, environment)
         self.serve_requests()
 
     def serve_requests(self) -> None:
@@ -513,4 +529,5 @@ def main(descriptor: str) -> None:
     runner = Runner()
     runner.prepare()
     runner.attach(Channel(socket.socket(fileno=int(descriptor))))
-    runner.serve()
+    os.environ.setdefault("SHELL", SHELL)
+    runner.serve(dict(os.environ))

@@ -24,11 +24,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import compaction, fork, fork_losses, huge_pages, immortal, library_mappings, rich_output, setns, vfork
+from . import (
+    compaction,
+    event_loop,
+    fork,
+    fork_losses,
+    huge_pages,
+    immortal,
+    interpreter_state,
+    library_mappings,
+    rich_output,
+    setns,
+    vfork,
+)
 from .channel import Channel, encode_stream
 from .pristine import no_traces
-from .runner import Runner
+from .runner import SHELL, Runner
 
+_OF_FORKS = ("SHELL", "PWD")
+"""Environment variables that are set here for all forks."""
 _UNFIT = "BELLJAR_UNFIT"
 """The environment variable with the modules that a restart leaves out, and why, as JSON."""
 
@@ -39,7 +53,10 @@ class ZygoteRunner:
     def __init__(self, modules: "list[str]") -> None:
         self.runner = Runner()
         self.failed = import_all(modules)
-        run_first_times(self.runner)
+        self._folders: list[str] = []
+        run_first_times(self.runner, self._rehearse_start)
+        self.runner.prepared_loop = event_loop.new_loop()
+        self._has_forgotten_variables = False
         self._folders = home_folders()
         self._thread_setters = find_thread_setters()
         self._threads = 1
@@ -51,7 +68,9 @@ class ZygoteRunner:
     def serve(self, channel: Channel) -> None:
         """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits."""
         # Reap at once and not with the next request, because a zombie keeper still counts in its session's group.
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: fork.reap())
+        fork.set_handler(signal.SIGCHLD, _reap)
+        # Forks ignore it until they are connected.
+        fork.set_handler(signal.SIGINT, fork.IGNORE)
         channel.send({"type": "warm", "failed": self.failed, "threads": fork_losses.thread_count()})
         while True:
             # Else the first collection in a fork writes to all that the zygote has made since: 64 pages.
@@ -68,12 +87,20 @@ class ZygoteRunner:
             descriptors, (holder, *groups) = received[: fork.DESCRIPTOR_COUNT], received[fork.DESCRIPTOR_COUNT :]
             enter = partial(fork.enter_sandbox, message["entry"], holder, groups)
             try:
+                self._forget_variables(message["environment"])
                 self._use_threads(message["threads"])
                 self._fork(descriptors, message, enter)
             except BaseException as error:
                 fork.refuse(descriptors, error)
             for descriptor in received:
                 os.close(descriptor)
+
+    def _forget_variables(self, wanted: "dict[str, str]") -> None:
+        """Remove the environment variables that the first fork does not get, so that no fork has to."""
+        if not self._has_forgotten_variables:
+            self._has_forgotten_variables = True
+            for name in [name for name in os.environ if name not in wanted and name not in _OF_FORKS]:
+                del os.environ[name]
 
     def _use_threads(self, count: int) -> None:
         """Let linear algebra use this many threads in all kernels from now on.
@@ -107,29 +134,62 @@ class ZygoteRunner:
             os._exit(1)  # a fork must not return into the zygote's loop
 
     def _become_kernel(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        fork.set_handler(signal.SIGCHLD, fork.DEFAULT)
         sock = fork.take_streams(descriptors)
         fork.close_inherited({sock.fileno()})
+        environment = {"SHELL": SHELL, **message["environment"], "PWD": message["folder"]}
+        self._adopt_identity(environment)
+        self.runner.attach(Channel(sock))
+        self.runner.serve(environment)
+        os._exit(0)
+
+    def _adopt_identity(self, environment: "dict[str, str]") -> None:
+        """Give a fork its own environment variables, paths, working directory, seeds and folders."""
         setns.own_proc_entry()
-        _replace_environment({**message["environment"], "PWD": message["folder"]})
-        _prepend_path(message["environment"].get("PYTHONPATH", ""))
-        os.chdir(message["folder"])
-        fork.reseed()
+        _replace_environment(environment)
+        _prepend_path(environment.get("PYTHONPATH", ""))
+        os.chdir(environment["PWD"])
+        fork.reseed(is_new=True)
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 os.mkdir(folder)  # noqa: PTH102 - a path object touches 40 pages of its class
-        self.runner.attach(Channel(sock))
-        self.runner.serve()
-        os._exit(0)
+
+    def _rehearse_start(self) -> None:
+        """Do in this process what a kernel does from its fork to the end of its first cells.
+
+        So kernels find in Python's caches, and in the dynamic linker's, what they would write there otherwise.
+        """
+        with contextlib.suppress(OSError):
+            os.setsid()
+        fork.own_thread_id()
+        held = dict(os.environ)
+        ours, theirs = socket.socketpair()
+        descriptors = [theirs.detach(), os.dup(1), os.dup(2), os.dup(2)]
+        with ours, fork.take_streams(descriptors):
+            fork.close_inherited(fork.open_descriptors())
+            self._adopt_identity({**held, "SHELL": SHELL, "PWD": os.getcwd()})  # noqa: PTH109 - as above
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+        rehearse(self.runner, PLAIN_CELLS, lambda: self.runner.serve(held))
+        interpreter_state.forget_start()
+
+
+def _reap(_number: int, _frame: Any) -> None:
+    fork.reap()
 
 
 def _replace_environment(wanted: "dict[str, str]") -> None:
-    """Make the environment variables these. Most are the zygote's own: each that is set anew takes memory."""
-    for name in [name for name in os.environ if name not in wanted]:
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    """Make the environment variables these. Most are the zygote's own: each that is set anew takes memory.
+
+    They are compared as bytes, as `os.environ` holds them, because its own methods touch 40 pages.
+    """
+    held: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    values = {os.fsencode(name): os.fsencode(value) for name, value in wanted.items()}
+    for name in [name for name in held if name not in values]:
+        del os.environ[os.fsdecode(name)]
+    for name, value in values.items():
+        if held.get(name) != value:
+            os.environ[os.fsdecode(name)] = os.fsdecode(value)
 
 
 def _prepend_path(paths: str) -> None:
@@ -222,12 +282,10 @@ def _unfitness() -> str:
     return fork_losses.obstacle(fork_losses.thread_count())
 
 
-def run_first_times(runner: Runner) -> None:
-    """Do what is slow only the first time: random bytes, figures, tables, cells, a checkpoint."""
+def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> None:
+    """Do what is slow only the first time: random bytes, figures, tables, cells, a checkpoint, a kernel's start."""
     ssl.RAND_bytes(8)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(None)
+    fork.prepare_reseed()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _draw_once()
     runner.prepare()
@@ -235,28 +293,34 @@ def run_first_times(runner: Runner) -> None:
         rehearse(runner, CELLS)
     with compaction.observed_code() as plain:
         rehearse(runner, PLAIN_CELLS)
+    with compaction.observed_code() as starting:
+        rehearse_start()
     gc.collect()
     compaction.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
     if sys.version_info < (3, 12):  # later ones do not write to functions, see `immortal`
         compaction.move_functions(plain)
+        compaction.move_functions(starting - plain)
     compaction.renew_code(plain)
-    compaction.renew_code(all_kinds - plain)
+    compaction.renew_code(starting - plain)
+    compaction.renew_code(all_kinds - starting - plain)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
     rehearse(runner, CELLS)
-    rehearse(runner, PLAIN_CELLS)
+    rehearse_start()
 
 
-def rehearse(runner: Runner, cells: "tuple[str, ...]") -> None:
+def rehearse(runner: Runner, cells: "tuple[str, ...]", serve: "Callable[[], None] | None" = None) -> None:
     """Serve cells, then fork a checkpoint, which ends at once."""
     ours, theirs = socket.socketpair()
     with ours, theirs, no_traces(runner.shell):
         runner.attach(_RehearsalChannel(ours, theirs, cells))
-        runner.serve_requests()
+        (serve or runner.serve_requests)()
         runner.loop.close()
         asyncio.set_event_loop(None)
+        # Else each fork would free them, which writes to 70 pages.
+        del runner.loop, runner.channel
 
 
 class _RehearsalChannel(Channel):
