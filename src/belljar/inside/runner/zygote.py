@@ -319,8 +319,11 @@ def rehearse(runner: Runner, cells: "tuple[str, ...]", serve: "Callable[[], None
         (serve or runner.serve_requests)()
         runner.loop.close()
         asyncio.set_event_loop(None)
-        # Else each fork would free them, which writes to 70 pages.
-        del runner.loop, runner.channel
+        _rehearsed.append((runner.loop, runner.channel))
+
+
+_rehearsed: "list[Any]" = []
+"""The loops and channels of rehearsals, held because each fork would free them otherwise, which writes to 70 pages."""
 
 
 class _RehearsalChannel(Channel):
