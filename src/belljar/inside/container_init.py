@@ -32,7 +32,7 @@ _CANNOT_EXECUTE = 126
 _NOT_FOUND = 127
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
@@ -141,7 +141,7 @@ def _filter(program: bytes) -> None:
     if not program:
         return
     buffer = ctypes.create_string_buffer(program, len(program))
-    filter_program = _Program(len(program) // _BYTES_PER_INSTRUCTION, ctypes.addressof(buffer))
+    filter_program = _FilterProgram(len(program) // _BYTES_PER_INSTRUCTION, ctypes.addressof(buffer))
     _control(_PR_SET_NO_NEW_PRIVS, 1)
     _control(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_program))
 

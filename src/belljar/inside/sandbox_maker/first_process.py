@@ -1,9 +1,10 @@
-"""Starts the first process of a sandbox, which has our memory until it is the program that holds the sandbox open.
+"""Starts the first process of a sandbox, which shares the maker's memory until it executes the program that stays.
 
 A fork copies the page table, and then every page that one of the two processes writes to: 600 for each sandbox, which
-took half of the time. Here the child runs a function in our memory while we wait, as after vfork(2). The function must
-return, because the state of our interpreter is in that memory. So it is not Python that executes the program: the child
-goes through a chain of C's contexts (makecontext(3)), which are the function, execve, and, where that fails, _exit.
+took half of the time. Here the child runs a function in the maker's memory while the maker waits, as after vfork(2).
+The function must return, because the state of the maker's interpreter is in that memory, so Python cannot execute the
+program. Instead the child goes through a chain of C's contexts (makecontext(3)): the function, then execve, and _exit
+if that fails. `inside/runner/vfork.py` does the same where the child may go on as Python.
 """
 
 import ctypes
@@ -18,7 +19,8 @@ from .mounts import check, libc
 
 _PROGRAM = b"/usr/bin/sleep" if os.path.exists("/usr/bin/sleep") else b"/bin/sleep"  # noqa: PTH110
 _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-"""Mounts, host name, IPC, users, pids and network. The one of control groups is made once it has joined its own."""
+"""Those of mounts, host name, IPC, users, pids and network. The process makes that of control groups itself, once it
+has joined its groups."""
 _CLONE_VM, _CLONE_PIDFD, _CLONE_VFORK = 0x100, 0x1000, 0x4000
 _FLAGS = ctypes.c_int(_NEW_NAMESPACES | _CLONE_VM | _CLONE_PIDFD | _CLONE_VFORK | signal.SIGCHLD)
 _CONTEXT_BYTES = 16_384

@@ -20,7 +20,8 @@ _MOVE_FROM_EMPTY_PATH, _MOVE_TO_LINKS = 0x4, 0x10
 _COVERED = ("sys", "sysrq-trigger", "irq", "bus")
 """What bubblewrap makes read-only of /proc, where it can be written."""
 
-# Keeps the lock of the interpreter, because a child that shares our memory has no other thread that could take it.
+# Not CDLL, which would release the interpreter's lock for each call: the child that shares this process's memory needs
+# the lock, and neither process has another thread that could use it meanwhile.
 libc: Any = ctypes.PyDLL(None, use_errno=True)
 
 

@@ -47,17 +47,17 @@ class RootFolder:
         """The folders that are there."""
         self._is_mounted = False
         self._finishing: list[Callable[[], None]] = []
-        """What is left to the first process."""
+        """Steps that the first process does, because they need its namespaces."""
 
     def build(self, arguments: "list[str]") -> None:
         """Make the root folder at a place of its own."""
         operations = _parse(arguments)
-        # Copied before that place is covered, because they may lie there.
+        # Copy before mounting on `_NEW_ROOT`, because the mounts to copy may lie below it.
         trees = [self._copy(option, values[0]) if option in _BINDS else -1 for option, values, _, _ in operations]
         mount("tmpfs", _NEW_ROOT, "tmpfs", NOSUID | NODEV)
         self._is_mounted = True
         os.chmod(_NEW_ROOT, 0o755)
-        for (option, values, mode, size), tree in zip(operations, trees):  # noqa: B905 - as above
+        for (option, values, mode, size), tree in zip(operations, trees):  # noqa: B905 - `strict` is Python 3.10's
             if option not in _BINDS:
                 getattr(self, f"_{option[2:].replace('-', '_')}")(*values, mode, size)
             elif tree >= 0:
@@ -67,12 +67,13 @@ class RootFolder:
         """Finish the root folder in the sandbox's namespaces, and leave the old one for it."""
         for finish in self._finishing:
             finish()
-        # A copy, because Linux lets nobody make a root of what came with the mounts of another's namespace.
+        # Attach a copy of the mounts on top of them, because pivot_root(2) refuses a mount that this mount namespace
+        # got from that of another user namespace.
         move(open_tree(_NEW_ROOT), _NEW_ROOT)
         leave_root(_NEW_ROOT)
 
     def close(self) -> None:
-        """Remove it from the maker's mounts."""
+        """Unmount the root folder in the maker, and close the copies of mounts. The sandbox keeps its own."""
         if self._is_mounted:
             unmount(_NEW_ROOT)
         for tree in self._trees:

@@ -1,6 +1,7 @@
-"""The wire between a server and a supervisor: packets of JSON that carry descriptors, over a UNIX socket.
+"""The wire between a server and a process apart from it, the supervisor or the sandbox maker.
 
-Both ends use this one file, so it imports nothing of belljar, because the supervisor has only the standard library.
+It carries packets of JSON with descriptors, over a UNIX socket. The supervisor uses this file too, so it imports
+nothing of belljar, because the supervisor has only the standard library. The sandbox maker has a receiver of its own.
 """
 
 import array
