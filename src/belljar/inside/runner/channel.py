@@ -43,7 +43,7 @@ class Channel:
         self._sock = sock
         # Programs that the session starts must not inherit it, because they would keep it open after the runner's end.
         sock.set_inheritable(False)
-        sock.settimeout(None)  # else it has the default timeout that a cell may have set
+        sock.settimeout(None)  # a cell may have called `socket.setdefaulttimeout`, which new sockets take over
         self._in_packets = sock.type == socket.SOCK_SEQPACKET
         self._buffer = bytearray()
         self._descriptors: list[int] = []

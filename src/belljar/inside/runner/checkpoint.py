@@ -43,22 +43,23 @@ _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x
 _PR_GET_TID_ADDRESS = 40
 _NO_SIBLING = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
 _FIRST = (1, 0)
-"""What `os.getppid()` returns for the first process of our sandbox, and for that of the sandbox ours is nested in."""
+"""What `os.getppid()` returns if the parent is the first process of our sandbox, or of the sandbox around it."""
 
 
 def _clone_arguments() -> "tuple[Any, ...]":
-    """Return what `syscall` needs to fork a child of our parent's, which a cell's `os.wait()` does not see.
+    """Return the arguments with which `syscall` forks a sibling, which a cell's `os.wait()` does not see.
 
-    Only for where our parent is the first process of a sandbox, ours or the one ours is nested in, because that waits
-    for whatever ends. Linux is called directly, because no function of C does this: what C's fork does beside, it does
-    when a kernel is forked from the checkpoint. Empty on a machine whose numbers we do not know.
+    The sibling is a child of our parent. That has to be the first process of our sandbox or of the sandbox around it,
+    because a first process reaps whatever ends. Linux is called directly, because no function of C's library forks a
+    sibling; what C's fork does in addition is done when a kernel is forked from the checkpoint. The result is empty on
+    a machine whose numbers we do not know.
     """
     number, is_tls_last = _CLONE
     if not number:
         return ()
     thread_id = ctypes.c_void_p()
     _python.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0)
-    # Where C remembers the id of its thread, Linux writes that of the fork.
+    # Have Linux write the thread id of the fork to the place where C's library remembers the id of its thread.
     flags = _CLONE_PARENT | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id.value else 0) | _SIGCHLD
     return (number, ctypes.c_ulong(flags), None, None, *((thread_id, None) if is_tls_last else (None, thread_id)))
 
@@ -78,7 +79,7 @@ def fork_checkpoint(descriptor: int, ready: bytes, send: "Send", answer: "list[b
     """
     # C's class, because libraries such as gevent replace Python's by one that runs other code while it waits.
     sock = _socket.socket(fileno=descriptor)
-    sock.settimeout(None)  # else it has the default timeout that a cell may have set
+    sock.settimeout(None)  # a cell may have called `socket.setdefaulttimeout`, which new sockets take over
     try:
         may_defer = not has_threads and not fork_hooks.has_session_hooks()
         return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, send, answer)

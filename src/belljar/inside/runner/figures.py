@@ -33,7 +33,7 @@ def show_with_agg() -> None:
     prepare()
     with contextlib.suppress(Exception, SystemExit):
         backend: Any = importlib.import_module("matplotlib.backends.backend_agg")
-        # pyplot takes what a backend has when it is chosen.
+        # pyplot copies the `show` of a backend when code chooses it, so ours has to be there before.
         backend.show = _show
 
 

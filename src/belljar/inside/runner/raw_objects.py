@@ -127,7 +127,7 @@ def is_ndarray(value: Any) -> bool:
 
 
 def is_of(value: Any, package: str, *names: str) -> bool:
-    """Return whether its class says that it is one of these of a package."""
+    """Return whether a value's class has one of these names, and says that its module is of the package."""
     kind = type(value)
     if type_name(kind) not in names:
         return False

@@ -93,13 +93,14 @@ def _draw_png(io: Any, figure: dict[str, Any], digest: str) -> Any:
     return _state["picture"]
 
 
-# What follows has no comprehensions, because each run of one makes a function, which writes to pages of a fork.
-#
 # Values that have text only. IPython asks each of its dozen formatters, which takes 0.1 ms; for values of builtin types
 # the answer is known, unless the session has registered a formatter for such a type.
+#
+# What a cell runs of the following has no comprehensions, because Python before 3.12 makes a function for each run of
+# one, which writes to pages that a fork then has to copy.
 
 _BUILTIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
-# With the types that they inherit from, because a formatter that is registered for `object` applies to all.
+# Each with the types that it inherits from, because a formatter that is registered for `object` applies to all.
 _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
     kind: [(parent, (parent.__module__, parent.__name__)) for parent in kind.__mro__] for kind in _BUILTIN_TYPES
 }
@@ -107,12 +108,12 @@ _INHERITED: "dict[type, list[tuple[type, tuple[str, str]]]]" = {
 
 _SCALARS = (int, str, bytes)
 _PRINT_REPR: Any = getattr(pretty, "_repr_pprint", _BUILTIN_TYPES)
-"""IPython's printer of values that are shown as their `repr`; where it has another name, something that is none."""
+"""IPython's printer of values that are shown as their `repr`; if IPython has none of this name, no printer at all."""
 _PRINTERS = ("singleton_printers", "type_printers", "deferred_printers")
 _values: "dict[int, dict[str, Any]]" = {}
-"""Of each formatter in `_gathered`, by its id: the dict that it has the values of its traits in."""
+"""For each formatter in `_gathered`, by its id, the dict in which it holds the values of its traits."""
 _gathered: "list[Any]" = []
-"""IPython's formatters; held here, so that no other object can get the id of one."""
+"""The formatters of IPython. They are held here, so that no other object can get the id of one of them."""
 
 
 def gather_printers(display_formatter: Any) -> None:

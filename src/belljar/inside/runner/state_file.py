@@ -360,7 +360,7 @@ class StateWriter:
         self._limit = limit
 
     def write(self, data: Any) -> int:
-        """A piece of the pickle stream."""
+        """Write a piece of the pickle stream."""
         view = memoryview(data).cast("B")
         if len(self._gathered) + view.nbytes > GATHERED_BYTES:
             self._flush()
@@ -443,7 +443,7 @@ class CountingSink:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """A piece of the pickle stream."""
+        """Count a piece of the pickle stream."""
         size = memoryview(data).nbytes
         self._count(size)
         return size

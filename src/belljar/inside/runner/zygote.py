@@ -73,7 +73,8 @@ class ZygoteRunner:
         fork.set_handler(signal.SIGINT, fork.IGNORE)
         channel.send({"type": "warm", "failed": self.failed, "threads": fork_losses.thread_count()})
         while True:
-            # Else the first collection in a fork writes to all that the zygote has made since: 64 pages.
+            # Freeze now, because the first collection in a fork would write to all objects that the zygote has made
+            # since it last did this: 64 pages.
             gc.collect(0)
             gc.freeze()
             # Between requests, because each takes as long as a fork does.

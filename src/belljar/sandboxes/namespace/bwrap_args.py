@@ -181,8 +181,8 @@ def nesting_arguments(
 ) -> list[str]:
     """Return the arguments of the same view for a command that makes namespaces of its own in it.
 
-    `shown` maps further paths inside to the host's. `/proc` stays whole, because Linux lets nobody mount another procfs
-    who sees only a part of this one.
+    `shown` maps further paths inside to the host's. Nothing covers a part of `/proc`, because Linux allows the command
+    to mount a procfs of its own only if it sees the whole of this one.
     """
     return [
         *_ISOLATION,

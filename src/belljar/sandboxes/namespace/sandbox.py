@@ -95,7 +95,7 @@ class NamespaceSandbox(SandboxBase):
                 async with asyncio.timeout(MAKING_S):
                     await self._let_in(process, launch, mapper)
             except TimeoutError:
-                # Something was killed in its midst, for example because memory ran out.
+                # A process was killed while it made the sandbox, for example because memory ran out.
                 await process.kill_all()
                 raise SandboxUnavailable(
                     f"bubblewrap has not made the sandbox in {MAKING_S:g} s", hint="Try again"
@@ -257,7 +257,7 @@ class NamespaceSandbox(SandboxBase):
     # Handing over to the next server
 
     def when_closed(self, on_close: Callable[[], None]) -> None:
-        """Call this when the sandbox is over."""
+        """Register a function that is called when the sandbox is closed."""
         self._on_close.append(on_close)
 
     def processes(self) -> list[NamespaceProcess]:

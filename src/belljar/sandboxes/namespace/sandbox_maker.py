@@ -28,8 +28,7 @@ from belljar.sandboxes.namespace.bwrap_args import encode
 log = logging.getLogger(__name__)
 
 OnAnswer = Callable[[int, str], None]
-"""Told of a pidfd, which is its own to close, or of -1 and why there is none."""
-
+"""Called with a pidfd, which the callee closes, or with -1 and the reason why there is none."""
 
 PROCESS = FOLDER / "sandbox_maker"
 MAKING_S = 30.0
@@ -38,12 +37,12 @@ _AT_ONCE = 4
 
 
 class MakingRequest(NamedTuple):
-    """What a sandbox is to be. Numbers in it are the server's descriptors."""
+    """A sandbox to make. Numbers in it are the server's descriptors."""
 
     arguments: Sequence[str]
-    """bubblewrap's, for the root folder."""
+    """bubblewrap's arguments for the root folder."""
     descriptors: Sequence[int]
-    """All that the arguments and the groups name."""
+    """All descriptors that the arguments and the groups name."""
     groups: Sequence[int]
     """The files by which the first process joins its control groups."""
     maps: str
@@ -57,7 +56,7 @@ class SandboxMaker:
 
     def __init__(self, seccomp: int, namespaces: Sequence[int]) -> None:
         self.refusal = ""
-        """Why it makes no sandboxes on this host."""
+        """Why the maker makes no sandboxes on this host; empty as long as it may."""
         self._has_made = False
         self._waiting: deque[OnAnswer] = deque()
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -90,16 +89,16 @@ class SandboxMaker:
 
     @property
     def pid(self) -> int:
-        """The pid of the maker's parent, which is outside of the sandbox, and the server's child."""
+        """The pid of the maker's parent, a child of the server, which is outside the sandbox."""
         return self._child.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can make no more."""
+        """Whether the maker has ended, and can make no more sandboxes."""
         return not self._end.alive
 
     async def wait_until_inside(self) -> None:
-        """Wait until it is in the sandbox, and needs none of the descriptors by which it got there."""
+        """Wait until the maker has entered the sandbox; the descriptors of its namespaces may be closed then."""
         inside: asyncio.Future[str] = self._loop.create_future()
         self._waiting.append(lambda _, refusal: None if inside.done() else inside.set_result(refusal))
         if refusal := await inside:
@@ -120,7 +119,7 @@ class SandboxMaker:
                 async with asyncio.timeout(MAKING_S):
                     complaint = await answer
                     if not complaint:
-                        # Closed when the command that holds the sandbox open has been started, which is last of all.
+                        # The pipe closes when the first process executes `sleep`, which is the last step.
                         await wait_readable(status)
                         complaint = os.read(status, 4096).decode(errors="replace")
             except TimeoutError:
@@ -160,7 +159,7 @@ class SandboxMaker:
         return answer
 
     def note(self, complaint: str) -> None:
-        """Note that a sandbox was made, or why not. A maker that has made none yet is asked no more."""
+        """Note that a sandbox was made, or why not. A maker whose first sandbox fails is asked for no more."""
         if not complaint:
             self._has_made = True
             return
@@ -184,7 +183,7 @@ class SandboxMaker:
         on_answer(descriptors[0] if descriptors else -1, json.loads(packet).get("error", ""))
 
     def close(self) -> None:
-        """End it, and with it all that it has made; may be called twice."""
+        """End the maker, and with it every sandbox that it has made; may be called twice."""
         if self._end.alive:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.remove_reader(self._sock)
@@ -200,23 +199,23 @@ def _end(child: Child, sock: socket.socket) -> None:
 
 
 class MadeChild:
-    """The part of a `Started` that a sandbox's first process has, which is the maker's child and not the server's."""
+    """The first process of a sandbox as a `Started` process, though it is the maker's child and not the server's."""
 
     def __init__(self, maker_pid: int) -> None:
         self.pid = maker_pid
 
     async def wait(self) -> int:
-        """Return how it ended, once it has: Linux tells nobody else."""
+        """Return -SIGKILL at once, because Linux tells the real status to the parent alone, the maker."""
         return -signal.SIGKILL
 
     def kill_group(self) -> None:
-        """Do nothing: the process is killed by its pidfd."""
+        """Do nothing, because the process is killed by its pidfd."""
 
     def release(self) -> None:
-        """Do nothing: nobody waits for it, so Linux reaps it."""
+        """Do nothing, because Linux reaps the process: the maker ignores SIGCHLD."""
 
     def detach(self) -> None:
-        """Do nothing: it ends with the server."""
+        """Do nothing, because the process ends with the server."""
 
 
 def pid_of(pidfd: int) -> int:
