@@ -180,14 +180,23 @@ log = logging.getLogger(__name__)
 
 def remove_tree(path: Path) -> None:
     """Remove a folder and everything below it, as far as possible; blocks. Symlinks are removed, not followed."""
-    for command in (["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
-        try:
-            done = subprocess.run(
-                [*command, str(path)], check=False, capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("%s of %s failed: %s", command[0], path, type(error).__name__)
-            continue
-        if done.returncode and command[0] == "rm":
-            # The log gets the number of rm's messages only, because they name files of the session.
-            log.warning("%s was not removed whole: rm complained %d times", path, len(done.stderr.splitlines()))
+    if not _complaints("rm", "-rf", path):
+        return
+    # A folder that nobody may enter, which is rare.
+    _complaints("chmod", "-R", "u+rwx", path)
+    if complaints := _complaints("rm", "-rf", path):
+        # The log gets the number of messages only, because they name files of the session.
+        log.warning("%s was not removed whole: rm complained %d times", path, complaints)
+
+
+def _complaints(*command: str | Path) -> int:
+    """Run a command on a tree, its last argument; return how many lines it complained in, 0 if it succeeded."""
+    *words, path = command
+    try:
+        done = subprocess.run(
+            [*words, "--", path], check=False, capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("%s of %s failed: %s", words[0], path, type(error).__name__)
+        return 1
+    return max(1, len(done.stderr.splitlines())) if done.returncode else 0
