@@ -40,7 +40,8 @@ def snapshots(place: Path) -> Snapshots:
 
 
 def stored(place: Path) -> int:
-    return len(list((place / "store").iterdir()))
+    """Count what the store holds; its folder is made with the first."""
+    return len(list((place / "store").iterdir())) if (place / "store").exists() else 0
 
 
 def identity(path: Path) -> tuple[int, int, int]:
@@ -551,6 +552,20 @@ def test_a_store_from_before_is_emptied_and_closing_removes_it(place: Path, fold
     snapshots.close()
     assert not (place / "store").exists()
     assert snapshots.labels == ()
+
+
+def test_a_store_that_never_held_anything_leaves_no_folder_and_nothing_can_be_stored_once_it_is_closed(
+    place: Path, folder: Path
+) -> None:
+    snapshots = Snapshots(folder, place / "store", limit_bytes=MEBIBYTE)
+    snapshots.take("no files")
+    snapshots.restore("no files")
+    assert not (place / "store").exists()
+    snapshots.close()
+    (folder / "file").write_bytes(b"late")
+    with pytest.raises(EngineError, match="tampered"):
+        snapshots.take("late")
+    assert not (place / "store").exists()
 
 
 def test_our_own_unfinished_writes_are_not_kept(folder: Path, snapshots: Snapshots) -> None:

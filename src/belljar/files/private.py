@@ -52,8 +52,10 @@ def shown_mode(*, is_folder: bool) -> int:
 
 def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
     """Make a folder with this mode, whatever the umask is, and missing folders above it with mode 0700."""
+    name = os.fspath(path)
+    # By `os`, because each new session has five of them.
     try:
-        path.mkdir(mode=mode & FOLDER_MODE)
+        os.mkdir(name, mode & FOLDER_MODE)  # noqa: PTH102
     except FileNotFoundError:
         make_folder(path.parent)
         make_folder(path, mode)
@@ -61,8 +63,8 @@ def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-    if stat.S_IMODE(path.stat().st_mode) != mode:
-        path.chmod(mode)
+    if stat.S_IMODE(os.stat(name).st_mode) != mode:  # noqa: PTH116
+        os.chmod(name, mode)  # noqa: PTH101
 
 
 def write_file(path: Path, content: str | bytes) -> None:

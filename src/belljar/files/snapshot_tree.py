@@ -78,15 +78,18 @@ class KnownFile(NamedTuple):
 
 
 class ContentStore:
-    """Contents in a folder that only the host can enter; what the folder held before is removed."""
+    """Contents in a folder that only the host can enter; what the folder held before is removed.
+
+    The folder is made when something is stored, because most sessions never have a file, and removing takes a process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_made = False
         self._numbers = count()
         self._size_bytes = 0
         if folder.exists():
             remove_tree(folder)
-        make_folder(folder)
 
     @property
     def size_bytes(self) -> int:
@@ -95,20 +98,30 @@ class ContentStore:
 
     def new(self) -> tuple[Content, int]:
         """Return an empty content and a descriptor to write it; the caller closes that, then adds or discards it."""
-        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        content = self._next_content()
         return content, _open(content, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def inherit(self, path: Path, size_bytes: int) -> Content:
         """Move a content of another store into this one."""
-        content = Content(os.fspath(self._folder / str(next(self._numbers))))
+        content = self._next_content()
         path.rename(content.path)
         content.size_bytes = size_bytes
         self._size_bytes += size_bytes
         return content
 
+    def _next_content(self) -> Content:
+        self.make()
+        return Content(os.fspath(self._folder / str(next(self._numbers))))
+
+    def make(self) -> None:
+        """Make the folder unless it was made before; what removed it since has tampered with it."""
+        if not self._is_made:
+            make_folder(self._folder)
+            self._is_made = True
+
     @property
     def folder(self) -> Path:
-        """Return the folder that holds the contents."""
+        """Return the folder that holds the contents, once there are any."""
         return self._folder
 
     def open(self, content: Content) -> int:
@@ -145,7 +158,10 @@ class ContentStore:
     def close(self) -> None:
         """Remove everything. May be called twice."""
         self._size_bytes = 0
-        remove_tree(self._folder)
+        # What is stored after this finds no folder, and fails.
+        was_made, self._is_made = self._is_made, True
+        if was_made:
+            remove_tree(self._folder)
 
 
 def _open(content: Content, flags: int) -> int:

@@ -156,13 +156,15 @@ class Snapshots:
             for content in contents.values():
                 if content.uses == 0:
                     self._store.remove(content)
-            remove_tree(store)
+            if store.exists():
+                remove_tree(store)
             return [label for label in labels if label in self._kept]
 
     def _write_index(self, label: str, tree: FolderNode) -> None:
         if self._has_indexes:
             # Without an index the snapshot still works for this server, so an error is ignored.
             with contextlib.suppress(OSError, RecursionError):
+                self._store.make()
                 write_index(_index(self._store.folder, label), tree)
 
     def close(self) -> None:

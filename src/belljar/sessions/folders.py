@@ -88,4 +88,3 @@ class SessionFolders:
             if self.identity is not None:
                 os.chown(folder, self.identity.uid, self.identity.gid)
         make_layer(self.layer, self.identity)
-        make_layer(self.skills, self.identity)

@@ -280,7 +280,7 @@ class Registry:
             if self._owner_folders and (tools or self.settings.shares_always)
             else None,
             tools=tools,
-            skills=SessionSkills(self._library, folders.skills, principal, folders.session_id)
+            skills=SessionSkills(self._library, folders.skills, folders.identity, principal, folders.session_id)
             if self._library is not None
             else None,
         )

@@ -18,6 +18,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, shown_mode
 from belljar.inside import FOLDER
 from belljar.sandboxes.base import Identity
+from belljar.sandboxes.host_users import make_layer
 from belljar.skills.format import SkillContent
 from belljar.skills.library import SkillLibrary
 
@@ -40,7 +41,8 @@ class ShownSkills:
     """What goes on PYTHONPATH."""
 
     def show_in(self, workspace: Path, identity: Identity | None, folder: Path) -> None:
-        """Put a link into a session folder, so that `ls skills` works there; what the session put there stays."""
+        """Make a session's folder of skills and, unless the session put something there, the workspace's link to it."""
+        make_layer(folder, identity)
         place = workspace / NAME
         with contextlib.suppress(OSError):
             if place.is_symlink() and _is_ours(place):
@@ -60,9 +62,12 @@ def shown_skills(library: SkillLibrary | None) -> ShownSkills | None:
 class SessionSkills:
     """Keeps one session's folder of skills up to date."""
 
-    def __init__(self, library: SkillLibrary, folder: Path, owner: str, session_id: str) -> None:
+    def __init__(
+        self, library: SkillLibrary, folder: Path, identity: Identity | None, owner: str, session_id: str
+    ) -> None:
         self._library = library
         self._folder = folder
+        self._identity = identity
         self._owner = owner
         self._session_id = session_id
         self._shown: object = None
@@ -90,6 +95,7 @@ class SessionSkills:
 
     def _refresh(self) -> list[str]:
         stamp, wanted, hidden = self._stamp(), dict[str, Path | str](), list[str]()
+        make_layer(self._folder, self._identity)
         saved = self._library.saved(self._owner, self._session_id)
         contents: dict[str, Mapping[str, bytes] | Path] = {}
         for name, skill in saved.items():
