@@ -29,10 +29,8 @@ from . import (
     event_loop,
     fork,
     fork_losses,
-    huge_pages,
-    immortal,
     interpreter_state,
-    library_mappings,
+    page_sharing,
     rich_output,
     setns,
     vfork,
@@ -61,9 +59,9 @@ class ZygoteRunner:
         self._thread_setters = find_thread_setters()
         self._threads = 1
         freeze_objects()
-        immortal.make_immortal()
-        library_mappings.join()
-        self._small = huge_pages.find_parts()
+        page_sharing.make_immortal()
+        page_sharing.join_mappings()
+        self._small = page_sharing.find_heap_parts()
 
     def serve(self, channel: Channel) -> None:
         """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits."""
@@ -79,7 +77,7 @@ class ZygoteRunner:
             gc.freeze()
             # Between requests, because each takes as long as a fork does.
             while self._small and not channel.has_message():
-                huge_pages.collapse(self._small.pop())
+                page_sharing.collapse(self._small.pop())
             try:
                 message = channel.receive()
             except EOFError:
@@ -299,7 +297,7 @@ def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> Non
     gc.collect()
     compaction.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
-    if sys.version_info < (3, 12):  # later ones do not write to functions, see `immortal`
+    if sys.version_info < (3, 12):  # later ones do not write to functions, see `page_sharing`
         compaction.move_functions(plain)
         compaction.move_functions(starting - plain)
     compaction.renew_code(plain)
