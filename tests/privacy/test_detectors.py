@@ -3,10 +3,9 @@
 import pytest
 from personal_data import IDS
 
-from belljar.privacy.detectors import Detector
+from belljar.privacy.detectors import Detector, Span, disjoint
 from belljar.privacy.national_ids import COMMON, NAMES
 from belljar.privacy.rules import PrivacyRules
-from belljar.privacy.spans import Span, disjoint
 
 EVERYTHING = ("email", "phone", "card", "iban", "national_id")
 

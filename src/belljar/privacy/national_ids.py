@@ -1,19 +1,13 @@
-"""National ids of people: the shape in which each is written, and python-stdnum's check of its digits and dates."""
+"""The national ids of people, by python-stdnum's names: the shape in which each is written.
 
-import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib import import_module
-from typing import Protocol, cast
-
-from belljar.privacy.spans import Span, is_fraction
-
-NATIONAL_ID = "id"
+`detectors.py` looks for them and has python-stdnum check their digits and dates. A file of its own, because the rules,
+which `detectors.py` reads, name ids too.
+"""
 
 _ID_GAP = r"[ \u00a0\u202f]?"
 # By python-stdnum's names. A bare number with one check digit is valid by chance in one case of ten, so such ids are
 # searched for only if the rules name them; the others are in COMMON.
-_SHAPES = {
+SHAPES = {
     "at.vnr": rf"\d{{4}}{_ID_GAP}\d{{6}}",
     "au.tfn": rf"\d{{3}}{_ID_GAP}\d{{3}}{_ID_GAP}\d{{2,3}}",
     "be.nn": r"\d{2}[. ]?\d{2}[. ]?\d{2}[- ]?\d{3}[. ]?\d{2}",
@@ -56,31 +50,9 @@ _SHAPES = {
     "us.ssn": r"\d{3}-\d{2}-\d{4}|\d{3} \d{2} \d{4}",
     "za.idnr": r"\d{6} ?\d{4} ?\d{2} ?\d|\d{13}",
 }
-NAMES = tuple(_SHAPES)
+NAMES = tuple(SHAPES)
 COMMON = (
     *("be.nn", "br.cpf", "ch.ssn", "cn.ric", "de.idnr", "es.dni", "es.nie", "fi.hetu", "fr.nir"),
     *("it.codicefiscale", "kr.rrn", "mx.curp", "no.fodselsnummer", "pl.pesel", "se.personnummer", "us.itin", "us.ssn"),
 )
 """Ids whose shape is hardly ever that of something else."""
-
-
-class _IdChecks(Protocol):
-    def is_valid(self, number: str) -> bool: ...
-
-
-@cache
-def _shape(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![^\W_])(?:{_SHAPES[name]})(?![^\W_])", re.IGNORECASE | re.ASCII)
-
-
-@cache
-def _checks(name: str) -> _IdChecks:
-    return cast("_IdChecks", import_module(f"stdnum.{name}"))
-
-
-def find_ids(text: str, names: Sequence[str]) -> Iterator[Span]:
-    """Yield every id of these kinds."""
-    for name in names:
-        for candidate in _shape(name).finditer(text):
-            if not is_fraction(text, candidate.start()) and _checks(name).is_valid(candidate.group()):
-                yield Span(candidate.start(), candidate.end(), NATIONAL_ID)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from belljar.errors import InvalidArgument, SecretRefused, SettingsError
-from belljar.privacy.detectors import Detector
+from belljar.privacy.detectors import Detector, Span, disjoint, masked
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.secrets import PREFIX, REFERENCE, Secrets
-from belljar.privacy.spans import Span, disjoint, masked
 from belljar.privacy.vault import TEXT, TOKEN, TokenCounter, TokenLog, Value, Vault
 
 FIELD = "field"
