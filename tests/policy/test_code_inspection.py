@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from belljar.policy.base import Finding
-from belljar.policy.code_inspection import Inspector
+from belljar.policy.code_inspection import Finding, Inspector
 from belljar.policy.code_names import CodeNames
 from belljar.policy.rules import CodeRule
 

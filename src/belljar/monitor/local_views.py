@@ -5,6 +5,7 @@ Every method checks first what its caller may see. `local.py` adds what they may
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.logs import pseudonym
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.monitor.base import (
     MAX_COMPLETED_CHARS,
@@ -26,7 +28,6 @@ from belljar.monitor.base import (
     cursor_of,
     place_of,
 )
-from belljar.monitor.decisions import read_decisions
 from belljar.monitor.entries import Entries
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.models import (
@@ -45,13 +46,14 @@ from belljar.monitor.models import (
     SessionEntry,
     UsageHistory,
 )
-from belljar.monitor.notebooks import notebook_file
 from belljar.monitor.packages import PackageList, list_packages
 from belljar.monitor.usage import INTERVAL_S, UsageSampler
 from belljar.monitor.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
 from belljar.outputs.displays import display_uri, read_display
-from belljar.outputs.export_formats import ExportFormat
+from belljar.outputs.export_formats import ExportFormat, export
+from belljar.policy.decision_log import read_decisions
 from belljar.sessions.between_cells import ask_between_cells
+from belljar.sessions.history import bounded_notebook
 from belljar.sessions.registry import Registry
 
 _LIVE = ("running", "idle", "fresh")
@@ -262,13 +264,14 @@ class LocalViews:
         """See `Monitor`. The log has pseudonyms in place of owners."""
         if execution_id:
             await self._execution_row(access, execution_id)
-        return await asyncio.to_thread(read_decisions, self._data_directory, access, execution_id, limit)
+        visible_to = None if access.is_operator else pseudonym(access.principal)
+        return await asyncio.to_thread(read_decisions, self._data_directory, visible_to, execution_id, limit)
 
     async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
         """See `Monitor`."""
         await self._row(access, session_id)
         self._registry.journal.commit()
-        return await asyncio.to_thread(notebook_file, self._data_directory, session_id, form)
+        return await asyncio.to_thread(_notebook_file, self._data_directory, session_id, form)
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
         """See `Monitor`."""
@@ -391,6 +394,12 @@ def _read_part(workspace: Workspace, name: str, offset: int, length: int) -> Fil
 def owner_asked_for(access: Access) -> str | None:
     """Return whose questions somebody may answer; None for those of all owners."""
     return None if access.is_operator else access.principal
+
+
+def _notebook_file(data_directory: Path, session_id: str, form: ExportFormat) -> bytes:
+    """Return a notebook, bounded as `session://…/notebook` is. Any thread may call it: it opens its own connection."""
+    read = partial(read_display, data_directory / "sessions" / session_id / "displays")
+    return export(bounded_notebook(data_directory, session_id, read), form).encode(errors="replace")
 
 
 def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "gone"], ...]:

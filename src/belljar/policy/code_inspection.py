@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Literal
 
-from belljar.policy.base import Finding
 from belljar.policy.cell_syntax import SHELL, Escape, Reading, Unreadable, is_shell, is_shell_method, read_cell
 from belljar.policy.code_names import ANY, IPYTHON, CodeNames
 from belljar.policy.code_patterns import Template
@@ -24,6 +23,16 @@ _RUNNERS = frozenset({"eval", "exec", "compile"})
 
 Decision = Literal["allow", "warn", "ask", "deny"]
 _RANK: tuple[Decision, ...] = ("deny", "ask", "warn", "allow")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A place in code that the policy does not allow."""
+
+    line: int
+    column: int
+    what: str
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The decision log: a file in the data directory with one JSON object per decision of the policy.
 
 It holds ids and rules, never values. Servers that share a data directory share the file. The file is rotated at its
-size limit, and one older file is kept.
+size limit, and one older file is kept. Owners are in it by their pseudonyms.
 """
 
 import fcntl
@@ -10,10 +10,14 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import cast
+
+from pydantic import JsonValue
 
 FILE = "decisions.jsonl"
 MAX_BYTES = 8 * 1024 * 1024
 MAX_NAME_CHARS = 200
+MAX_READ_BYTES = 4 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -57,3 +61,40 @@ class DecisionLog:
 
     def _is_current(self, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), self.path.stat())
+
+
+def read_decisions(
+    folder: Path, visible_to: str | None, execution_id: str = "", limit: int = 50
+) -> list[dict[str, JsonValue]]:
+    """Return decisions, newest first, all or those of an execution.
+
+    `visible_to` is the pseudonym of somebody who may see their own decisions alone; None for all.
+    """
+    found: list[dict[str, JsonValue]] = []
+    for line in reversed(_last_lines(folder / FILE)):
+        entry = _decision(line)
+        is_visible = visible_to is None or visible_to in (entry.get("principal"), entry.get("owner"))
+        if entry and is_visible and (not execution_id or execution_id in entry.values()):
+            found.append(entry)
+        if len(found) == limit:
+            break
+    return found
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - MAX_READ_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    return lines[1:] if size > MAX_READ_BYTES else lines
+
+
+def _decision(line: bytes) -> dict[str, JsonValue]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return cast("dict[str, JsonValue]", entry) if isinstance(entry, dict) else {}

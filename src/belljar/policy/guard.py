@@ -12,9 +12,8 @@ from typing import Any
 from belljar.hooks import Verdict
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
-from belljar.policy.base import Finding
 from belljar.policy.cell_syntax import is_quick
-from belljar.policy.code_inspection import Inspection, Inspector
+from belljar.policy.code_inspection import Finding, Inspection, Inspector
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard_state import GuardState, Rates
 from belljar.policy.output_filter import FilterScreen
