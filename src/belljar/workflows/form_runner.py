@@ -1,23 +1,39 @@
 """Runs a `form` step: asks a person for what is missing, and has the session fill in the target with all of it.
 
-The cells that read and fill in a document or page are in `forms.py`; they are steps of their own, so a run that is
-resumed reads and fills nothing twice.
+A target is a document or page. Cells of the session read it and fill it in with the session's module `forms`; they are
+steps of their own, so a run that is resumed reads and fills nothing twice. What a form asks for comes out of the
+session, so it is checked like everything that does.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from belljar.workflows import forms
-from belljar.workflows.definition import FilledTarget, FormStep, Step
+from belljar.workflows.definition import CodeExecution, FilledTarget, FormStep, Step, StepForm
 from belljar.workflows.live_run import LiveRun, StopRun
 from belljar.workflows.outcomes import Scope, StepOutcome, failed_step, given_values, nothing, plain
-from belljar.workflows.questions import RunQuestion, missing_fields, read_question
+from belljar.workflows.questions import RunQuestion, missing_fields, read_question, schema_problem
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import rendered
 
+MAX_FIELDS = 500
+MAX_REASON_CHARS = 200
+
 RunStep = Callable[[Step, str, Scope, RunSession], Awaitable[StepOutcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadForm:
+    """A form as the session has read it."""
+
+    values: dict[str, Any]
+    """Values that it has, or that were given and fit."""
+    missing: dict[str, str]
+    """Why each of the other fields needs a value."""
+    asked: dict[str, Any]
+    """The schema of what a person has to be asked; empty when nothing is missing."""
+    fingerprint: str
 
 
 class FormRunner:
@@ -39,11 +55,11 @@ class FormRunner:
                 return answered
             return self._run.finish(path, attempt, StepOutcome(given_values(answered[0])))
         target = FilledTarget.model_validate(plain(rendered(config.target.model_dump(), scope.values)))
-        read = await self._run_step(forms.reading(target, given), f"{path}.read", scope, session)
+        read = await self._run_step(_reading_step(target, given), f"{path}.read", scope, session)
         if read.state != "done":
             return self._run.finish(path, attempt, failed_step(f"the form could not be read: {read.error}", "error"))
         try:
-            form = forms.read_form(read.value.get("result"))
+            form = _read_form(read.value.get("result"))
         except ValueError as error:
             return self._run.finish(path, attempt, failed_step(str(error), "error"))
         question = RunQuestion("form", message, form.asked, form.values)
@@ -51,7 +67,7 @@ class FormRunner:
         if isinstance(answered, StepOutcome):
             return answered
         values, person = answered
-        filling = forms.filling(target, form, {**given, **values}, person)
+        filling = _filling_step(target, form, {**given, **values}, person)
         filled = await self._run_step(filling, f"{path}.fill", scope, session)
         if filled.state != "done":
             return self._run.finish(path, attempt, failed_step(f"the form was not filled in: {filled.error}", "error"))
@@ -89,3 +105,61 @@ class FormRunner:
         if config.on_expiry == "stop":
             raise StopRun("stopped", f"step {path}: {reason}")
         return outcome
+
+
+# The steps that read and fill in a target
+
+
+def _reading_step(target: FilledTarget, values: Mapping[str, Any]) -> Step:
+    """Return the step that reads a form."""
+    options = {name: value for name in ("form", "browser") if (value := getattr(target, name))}
+    code = f"import forms\nforms.read({target.source!r}, {dict(values)!r}{_named(options)})"
+    return _code_step("read", code, repeat=True)
+
+
+def _filling_step(target: FilledTarget, form: _ReadForm, values: Mapping[str, Any], person: Sequence[str]) -> Step:
+    """Return the step that fills in a form and saves or sends it; `person` names the values that the person gave."""
+    options: dict[str, Any] = {
+        name: value for name in ("form", "browser", "save", "button", "dry_run") if (value := getattr(target, name))
+    }
+    by = {name: "the person" if name in person else "the workflow" for name in values}
+    options |= {"by": by, "fingerprint": form.fingerprint}
+    code = f"import forms\nforms.fill({target.source!r}, {dict(values)!r}{_named(options)})"
+    # A page is sent once; a file can be written again, and nothing is sent in a trial.
+    return _code_step("fill", code, repeat=target.dry_run or bool(target.save))
+
+
+def _read_form(found: Any) -> _ReadForm:
+    """Return what the session says of a form; raise ValueError for anything that no form can be."""
+    fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    schema, values, missing = (fields.get(key) for key in ("asked", "values", "missing"))
+    if not all(isinstance(each, dict) for each in (schema, values, missing)):
+        raise ValueError("the session read no form")
+    properties: Any = cast("dict[str, Any]", schema).get("properties")
+    reasons = {str(name): str(why)[:MAX_REASON_CHARS] for name, why in cast("dict[str, Any]", missing).items()}
+    if len(reasons) > MAX_FIELDS or not isinstance(properties, dict):
+        raise ValueError("the session read a form whose fields do not fit its schema")
+    if secret := [name for name in reasons if name not in properties]:
+        # A run's questions and answers are on record, where no password belongs.
+        raise ValueError(
+            f"the form needs a password, {secret[0]}, which no person is asked for here: put it into values"
+        )
+    asked: dict[str, Any] = {}
+    if reasons:
+        asked = {
+            "type": "object",
+            "properties": {name: properties[name] for name in reasons},
+            "required": [*reasons],
+        }
+        if problem := schema_problem(asked):
+            raise ValueError(f"a person cannot be asked for what is missing: {problem}")
+    return _ReadForm(cast("dict[str, Any]", values), reasons, asked, str(fields.get("fingerprint", ""))[:100])
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={value!r}" for name, value in options.items())
+
+
+def _code_step(name: str, code: str, *, repeat: bool) -> Step:
+    form = StepForm.model_validate({"name": name, "type": "code_execution", "repeat": repeat})
+    return Step(name, "code_execution", CodeExecution(code=code), form, (), (), 0)
