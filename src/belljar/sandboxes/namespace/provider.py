@@ -25,7 +25,6 @@ from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import find_bubblewrap, real_path, trees_of, user_map_of
-from belljar.sandboxes.namespace.fork_trial import gap_of_host, try_nested
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening
 from belljar.sandboxes.namespace.namespaces import (
@@ -38,7 +37,7 @@ from belljar.sandboxes.namespace.namespaces import (
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.root_view import open_root_view
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
-from belljar.sandboxes.namespace.trial import TRIAL_TIMEOUT_S, advice, try_bubblewrap
+from belljar.sandboxes.namespace.trial import TRIAL_TIMEOUT_S, advice, gap_of_host, try_bubblewrap, try_nested
 from belljar.supervisor import NoSupervisor, SupervisorClient
 
 _WARNING_FOR_ROOT = (

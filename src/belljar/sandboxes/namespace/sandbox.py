@@ -15,7 +15,15 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
-from belljar.sandboxes.namespace.bwrap_args import HOSTNAME, minimal_root, open_files, open_folders, root_arguments
+from belljar.sandboxes.namespace.bwrap_args import (
+    HOSTNAME,
+    BwrapCommand,
+    bubblewrap_command,
+    minimal_root,
+    open_files,
+    open_folders,
+    root_arguments,
+)
 from belljar.sandboxes.namespace.namespaces import (
     BwrapLaunch,
     NamespaceLevel,
@@ -28,7 +36,7 @@ from belljar.sandboxes.namespace.namespaces import (
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.sandbox_maker import MAKING_S, MakingRequest, SandboxMaker
-from belljar.sandboxes.namespace.trial import BwrapCommand, advice, bubblewrap_command, try_bubblewrap
+from belljar.sandboxes.namespace.trial import advice, try_bubblewrap
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 

@@ -1,67 +1,30 @@
-"""Bubblewrap's command line for a sandbox, a trial whether it works on this host, and advice where it does not."""
+"""Trials of what this host allows: a sandbox by bubblewrap, and a process that enters another sandbox.
 
+Also advice for a host that refuses bubblewrap.
+"""
+
+import asyncio
 import contextlib
+import os
+import platform
+import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from belljar.sandboxes.base import SandboxSpec
-from belljar.sandboxes.namespace.bwrap_args import (
-    UserMap,
-    arguments,
-    encode,
-    open_content,
-    open_files,
-    open_folders,
-    user_map_of,
-)
-from belljar.sandboxes.namespace.hardening import Hardening, drop_command
+from belljar.errors import BelljarError
+from belljar.sandboxes.base import ForkableProvider, Sandbox, SandboxSpec
+from belljar.sandboxes.child import wait_readable
+from belljar.sandboxes.namespace.bwrap_args import BwrapCommand, bubblewrap_command, user_map_of
+from belljar.sandboxes.namespace.hardening import Hardening
+from belljar.sandboxes.namespace.namespaces import find_tool
 
 TRIAL_TIMEOUT_S = 10
-
-
-class BwrapCommand(NamedTuple):
-    """The rest of bubblewrap's command line, and the descriptors that it names."""
-
-    command: list[str]
-    descriptors: list[int]
-    stdin: int | None = None
-    """The command's stdin, instead of an empty one."""
-
-    def after(self, other: "BwrapCommand") -> "BwrapCommand":
-        """Return both, the other first."""
-        return BwrapCommand([*other.command, *self.command], [*other.descriptors, *self.descriptors], self.stdin)
-
-
-def bubblewrap_command(
-    hardening: Hardening,
-    spec: SandboxSpec,
-    user_map: UserMap,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    stack: contextlib.ExitStack,
-) -> BwrapCommand:
-    """Return the rest of bubblewrap's command line, for a sandbox that runs this command."""
-    dropping: list[str] = []
-    if user_map.is_for_holder:
-        # No signal of the session's reaches it, so it need not ignore any.
-        command = ["sleep", "infinity"]
-    elif user_map.has_to_drop:
-        dropping, environment = drop_command(hardening.setpriv, user_map.user, environment)
-    files = open_files(spec, user_map.user, stack)
-    # In a file, because every user of the host may read a command line.
-    shared = open_folders(spec, stack)
-    options = arguments(spec, user_map, environment, files, shared, has_hostname=hardening.has_hostname)
-    arguments_fd = open_content(encode(options), stack)
-    words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values(), *shared.values()]
-    if hardening.program:
-        program = open_content(hardening.program, stack)
-        words += ["--seccomp", str(program)]
-        descriptors.append(program)
-    return BwrapCommand([*words, "--", *dropping, *command], descriptors)
 
 
 def try_bubblewrap(bubblewrap: Path, hardening: Hardening) -> str:
@@ -125,3 +88,100 @@ def _setting(name: str) -> str:
         return (Path("/proc/sys") / name).read_text().strip()
     except OSError:
         return ""
+
+
+# Whether a process of one sandbox may enter another, tried with a parent and a sandbox nested in it
+
+_PYTHON = os.path.realpath(sys.executable)
+_FIRST_KERNEL = (5, 8)  # the first whose setns(2) takes a pidfd for all namespaces of a process at once
+# Holds the sandbox open as a zygote does, and enters the nested sandbox whose pidfd it receives, as every session will.
+_FORKER = """
+import ctypes, os, socket, sys
+if os.fork():
+    os.execvp("sleep", ["sleep", "infinity"])
+peer = socket.socket(fileno=int(sys.argv[1]))
+words, (holder,), _, _ = socket.recv_fds(peer, 100, 1)
+flags, uid, gid = map(int, words.split())
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.setns(holder, flags):
+    said = "setns: " + os.strerror(ctypes.get_errno())
+else:
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if os.fork():
+        os._exit(0)
+    said = "entered" if os.path.exists("/mnt/data/nested") else "the folder is another's"
+peer.send(said.encode())
+"""
+
+
+def gap_of_host() -> str:
+    """Return what the host lacks, as far as that can be told without trying."""
+    for tool in ("nsenter", "unshare"):
+        if not find_tool(tool):
+            return f"{tool} is not installed (util-linux)"
+    numbers = platform.release().split(".")[:2]
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < _FIRST_KERNEL:
+        return f"Linux {platform.release()} is older than {_FIRST_KERNEL[0]}.{_FIRST_KERNEL[1]}"
+    return ""
+
+
+def try_nested(provider: ForkableProvider) -> str:
+    """Open a parent and a nested sandbox, have a process enter, and return what went wrong, or nothing. Blocks."""
+    answers: list[str] = []
+
+    def run() -> None:
+        answers.append(_answer(_enter(provider)))
+
+    # In a thread with its own loop, because the caller may be in one.
+    thread = threading.Thread(target=run, name="fork-trial")
+    thread.start()
+    thread.join()
+    return answers[0] if answers else "the trial failed"
+
+
+def _answer(trial: Coroutine[Any, Any, str]) -> str:
+    try:
+        return asyncio.run(trial)
+    except TimeoutError:
+        return f"no answer from a nested sandbox in {TRIAL_TIMEOUT_S} s"
+    except (BelljarError, OSError) as error:
+        return str(error)
+
+
+async def _enter(provider: ForkableProvider) -> str:
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(TRIAL_TIMEOUT_S):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="belljar-")))
+        ours, theirs = socket.socketpair()
+        stack.callback(ours.close)
+        stack.callback(theirs.close)
+        parent = await provider.open_forkable(_spec(folder, "parent"))
+        stack.push_async_callback(parent.aclose)
+        await _spawn(parent, [_PYTHON, "-I", "-S", "-c", _FORKER, str(theirs.fileno())], theirs.fileno())
+        nested = await provider.open_nested(_spec(folder, "nested"), parent)
+        stack.push_async_callback(nested.aclose)
+        await _spawn(nested, ["sleep", "infinity"])
+        entry = nested.entry()
+        words = f"{entry.flags} {entry.identity.uid} {entry.identity.gid}"
+        socket.send_fds(ours, [words.encode()], [entry.holder])
+        theirs.close()
+        await wait_readable(ours.fileno())
+        answer = ours.recv(1000).decode() or "the process that was to enter died"
+        return "" if answer == "entered" else answer
+
+
+async def _spawn(sandbox: Sandbox, command: list[str], *pass_fds: int) -> None:
+    nowhere = subprocess.DEVNULL
+    environment = {"PATH": "/usr/bin:/bin"}
+    await sandbox.spawn(command, environment=environment, stdout=nowhere, stderr=nowhere, pass_fds=pass_fds)
+
+
+def _spec(folder: Path, name: str) -> SandboxSpec:
+    place = folder / "sessions" / name
+    for each in (place / "workspace", place / "scratch", place / "home"):
+        each.mkdir(parents=True)
+    for each in (place.parent, place):
+        each.chmod(0o711)
+    (place / "workspace" / name).touch()
+    trees = [Path(sys.prefix), Path(sys.base_prefix)]
+    return SandboxSpec(name, place / "workspace", place / "scratch", place / "home", trees)

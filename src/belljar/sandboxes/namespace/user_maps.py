@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.child import Child, start_child, wait_readable
-from belljar.sandboxes.namespace.trial import BwrapCommand
+from belljar.sandboxes.namespace.bwrap_args import BwrapCommand
 
 
 class UserMapWriter:
