@@ -17,8 +17,8 @@ from belljar.console.cells import FRAMED, MARKDOWN
 from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
 from belljar.models import Display, OutputEvent
 from belljar.monitor.base import Access, Monitor
+from belljar.outputs.html import TOKENS
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
-from belljar.outputs.page_style import TOKENS
 from belljar.outputs.terminal_text import printable
 from belljar.surfaces.api_operations import problem
 

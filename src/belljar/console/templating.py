@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.outputs.page_style import CODE, TOKENS
+from belljar.outputs.html import CODE, TOKENS
 from belljar.outputs.terminal_text import printable
 
 _FOLDER: Final = Path(__file__).parent
