@@ -16,8 +16,8 @@ from anyio import to_thread
 
 from belljar.errors import TooLarge
 from belljar.files.disk_usage import FolderUsage, files_within, usage
+from belljar.settings import MEBIBYTE
 
-MEBIBYTE = 1024 * 1024
 # What an installer writes besides the packages while it runs: its cache, pages of the index, its own records.
 _BESIDE = FolderUsage(64 * MEBIBYTE, 10_000)
 # conda's solver also stores the index of every channel and the packed archives.

@@ -18,10 +18,9 @@ from belljar.files.names import shown
 from belljar.files.owner_folder import OwnerFolder, Stamp, stamp_of
 from belljar.files.private import write_file
 from belljar.files.workspace import FolderScan, Workspace
-from belljar.settings import Settings
+from belljar.settings import MEBIBYTE, Settings
 
 FOLDER = "workspace"
-MEBIBYTE = 1024 * 1024
 _PREFIX = f"{FOLDER}/"
 _MAX_NAMED = 5
 

@@ -15,10 +15,10 @@ from belljar.executions.shared_folder import SharedFolder
 from belljar.files.disk_usage import FolderUsage, files_within, small_usage, usage
 from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
 from belljar.models import FileReference
+from belljar.settings import MEBIBYTE
 
 SMALL_FOLDER = 100
 LISTED_CHARS = 100_000
-MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
 # The fastest that a cell can write to the page cache: the less space is left, the sooner the next measurement.
 FASTEST_BYTES_S = 2_000_000_000

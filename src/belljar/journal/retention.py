@@ -20,8 +20,8 @@ from belljar.journal.session_records import iso
 from belljar.journal.writer import LAST_BUSY_S
 from belljar.models import ExecutionResult, ResultNotice
 from belljar.outputs.budget import clip
+from belljar.settings import MEBIBYTE
 
-MEBIBYTE = 1024 * 1024
 LOOK_S = 60.0
 # Trim to a little below the limit, or every execution that ends would cost the oldest one its output.
 LOW_WATER = 0.9

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.child import open_pidfd
+from belljar.settings import MEBIBYTE
 
-__all__ = ["MEBIBYTE", "ControlGroup", "GroupV1", "GroupV2", "adopt"]
+__all__ = ["ControlGroup", "GroupV1", "GroupV2", "adopt"]
 
 
 # What a control group can do, in either hierarchy
@@ -82,7 +83,6 @@ class ControlGroup(Protocol):
 
 # What both hierarchies do alike
 
-MEBIBYTE = 1024 * 1024
 PERIOD_US = 100_000
 """The period in which shares of a processor are counted."""
 TIMEOUT_S = 2.0

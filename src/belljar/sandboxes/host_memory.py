@@ -7,7 +7,7 @@ starts.
 from pathlib import Path
 
 from belljar.sandboxes.cgroup_discovery import read_membership, read_own_group
-from belljar.sandboxes.cgroups import MEBIBYTE
+from belljar.settings import MEBIBYTE
 
 NEEDED_MB = 160
 """A server takes some 60 MB, a session with an idle kernel 40 to 60, and both need some room for work."""

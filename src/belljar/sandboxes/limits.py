@@ -19,9 +19,10 @@ from typing import Any
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
-from belljar.sandboxes.cgroups import MEBIBYTE, ControlGroup
+from belljar.sandboxes.cgroups import ControlGroup
 from belljar.sandboxes.server_groups import ServerGroups
 from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope
+from belljar.settings import MEBIBYTE
 
 OOM_SCORE = "500"
 """How soon Linux kills a session when memory runs out: the server has 0, checkpoints have 1000."""

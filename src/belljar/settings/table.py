@@ -41,6 +41,7 @@ from belljar.settings.sources import PREFIX, layers
 from belljar.settings.tightening_rules import FEWER, HIGHER, LOWER, MORE, NEVER, OFF, ON, towards
 
 MEBIBYTE = 1024 * 1024
+"""The bytes of one unit of a setting or a limit whose name ends in `_mb`."""
 
 
 class Settings(BaseSettings):

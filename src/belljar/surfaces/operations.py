@@ -27,6 +27,7 @@ from belljar import measures
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
+from belljar.settings import MEBIBYTE
 from belljar.surfaces.auth import is_loopback
 from belljar.surfaces.forwarded import FORWARDED
 
@@ -194,8 +195,6 @@ class CountedRefusals:
 
 
 # The text that Prometheus reads: what this process has counted, and what the runtime holds at the moment
-
-MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from belljar.files.disk_usage import FolderUsage, files_within, usage
 from belljar.files.names import shown
 from belljar.files.workspace import Workspace
 from belljar.kernels.azure.data_plane import MAX_FILES, PoolSession, RemoteFile
+from belljar.settings import MEBIBYTE
 
 AT_ONCE = 8
 Item = TypeVar("Item")
-_MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
 _MAX_NAMED = 5
 
@@ -113,7 +113,7 @@ class FolderMirror:
         if not self._limit_mb:
             return [*files], []
         held: FolderUsage = await asyncio.to_thread(usage, [self._workspace.root])
-        room, count = self._limit_mb * _MEBIBYTE - held.size_bytes, files_within(self._limit_mb) - held.files
+        room, count = self._limit_mb * MEBIBYTE - held.size_bytes, files_within(self._limit_mb) - held.files
         fitting: list[RemoteFile] = []
         too_large: list[str] = []
         for file in sorted(files, key=lambda each: each.size):
@@ -129,7 +129,7 @@ class FolderMirror:
         return fitting, too_large
 
     async def _pull_one(self, file: RemoteFile) -> str:
-        limit = max(0, file.size) + _MEBIBYTE if self._limit_mb else _NO_LIMIT
+        limit = max(0, file.size) + MEBIBYTE if self._limit_mb else _NO_LIMIT
         try:
             self._workspace.check_name(file.name)
             with tempfile.TemporaryFile(dir=self._scratch) as received:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
-from belljar.sandboxes.cgroups import MEBIBYTE
 from belljar.sandboxes.gvisor.oci_config import OciConfig, configuration
 from belljar.sandboxes.gvisor.runsc import PLATFORMS, Runsc, find_runsc
 from belljar.sandboxes.limits import Enforcement, Enforcer
@@ -38,6 +37,7 @@ from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.namespace.trial import advice, open_trial, try_command
 from belljar.sandboxes.process_tree import open_descendant
+from belljar.settings import MEBIBYTE
 
 _INSIDE = Identity(0, 0)
 _KERNEL = "runsc-sandbox"
