@@ -173,6 +173,43 @@ async def test_an_interrupt_deletes_the_session_and_says_so(
         await until(is_alone)
 
 
+async def test_a_request_that_reaches_the_pool_after_the_session_was_deleted_leaves_none_there(
+    engine: belljar.Engine, proxy: PoolProxy, pool: str
+) -> None:
+    left = {*await _sessions(pool)}
+    is_held, is_released = asyncio.Event(), asyncio.Event()
+    deletions = 0
+
+    async def is_made_anew() -> bool:
+        return first in await _sessions(pool)
+
+    async def delay(method: str, target: str, _headers: dict[str, str]) -> None:
+        nonlocal deletions
+        if method == "GET" and target.startswith("/files?") and "POST /executions" in proxy.seen:
+            is_held.set()
+            await is_released.wait()
+        deletions += method == "DELETE"
+        if method == "DELETE" and deletions > 1:
+            is_released.set()
+            await until(is_made_anew)
+
+    async with engine.open_session() as session:
+        await session.execute("1")
+        (first,) = {*await _sessions(pool)} - left
+        proxy.seen.clear()
+        proxy.before = delay
+        running = asyncio.create_task(session.execute("kept = 1"))
+        await is_held.wait()
+        await session.interrupt()
+        assert (await running).state == "lost"
+        await until(lambda: deletions > 1)
+
+        async def is_gone() -> bool:
+            return not await is_made_anew()
+
+        await until(is_gone)
+
+
 async def test_a_session_that_the_pool_forgot_is_told_before_the_next_cell(engine: belljar.Engine, pool: str) -> None:
     async with engine.open_session() as session:
         await session.execute("kept = 1; open('file.txt', 'w').write('here');")

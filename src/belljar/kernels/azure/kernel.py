@@ -296,9 +296,9 @@ class AzureKernel:
             return
         self._is_closed = True
         with contextlib.suppress(BelljarError, TimeoutError):
-            if self._death != STOPPED:
-                async with asyncio.timeout(GOODBYE_S):
-                    await self._session.delete(GOODBYE_S)
+            # Also where it was deleted to stop a cell: a request that was on its way then has made a session anew.
+            async with asyncio.timeout(GOODBYE_S):
+                await self._session.delete(GOODBYE_S)
         self._die("the session was closed")
         await self._resources.aclose()
 
