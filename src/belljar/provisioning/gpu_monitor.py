@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from belljar.sandboxes.gpus import Partition
+from belljar.settings import MEBIBYTE
 
-MEBIBYTE = 1024 * 1024
 INSTALL = "pip install 'belljar[gpu]'"
 PARTITIONS_S = 30.0
 _MIG_ON = 1

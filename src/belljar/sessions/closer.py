@@ -28,10 +28,9 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sessions.changes import ChangeLog
 from belljar.sessions.hibernation import loss_text, save
 from belljar.sessions.session import Session
-from belljar.settings import Settings
+from belljar.settings import MEBIBYTE, Settings
 
 DAY_S = 24 * 60 * 60
-MEBIBYTE = 1024 * 1024
 UNLIMITED_MB = 1024 * 1024
 # Deleting this much output takes some 20 ms; more is deleted in a thread.
 MUCH_OUTPUT_BYTES = 4 * 1024 * 1024

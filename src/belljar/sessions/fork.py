@@ -15,8 +15,8 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.hibernation import loss_text, transfer_state
 from belljar.sessions.pool import new_session_id
 from belljar.sessions.session import Session
+from belljar.settings import MEBIBYTE
 
-MEBIBYTE = 1024 * 1024
 _NO_LIMIT = 2**62
 BY_STATE = "everything but variables and imports, because a session with a GPU is forked by saving and loading those"
 

@@ -18,12 +18,12 @@ from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel, StatefulKernel, StateLoss, StateReport
 from belljar.sandboxes.base import Identity
 from belljar.sessions.folders import SessionFolders
+from belljar.settings import MEBIBYTE
 
 NAME = "state"
 SAVE_S = 30.0
 LOAD_S = 60.0
 GRACE_S = 5.0
-MEBIBYTE = 1024 * 1024
 UNLIMITED_MB = 1024 * 1024
 _MAX_NAMED = 40
 

@@ -48,7 +48,7 @@ from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
 from belljar.sessions.session_kernel import SessionKernel, StartKernel
-from belljar.settings import Settings
+from belljar.settings import MEBIBYTE, Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.broker import Broker
@@ -58,7 +58,6 @@ FollowEnvironment = Callable[[Callable[[str], None]], AbstractContextManager[Non
 Watcher = Callable[[Execution | None], None]
 """Called with every execution when its turn has come, or when it ended without one; with None when the session ends."""
 
-MEBIBYTE = 1024 * 1024
 # After this long without a cell nobody is likely to send one in the time that a checkpoint takes.
 IDLE_S = 0.1
 # The time of the last use is recorded at most this often.

@@ -21,11 +21,11 @@ from pydantic import TypeAdapter
 from belljar.errors import EngineError, InvalidArgument, TooLarge
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, shown_mode, write_file
+from belljar.settings import MEBIBYTE
 from belljar.skills.format import SkillContent, SkillFile, check_name, read_folder
 
 MAX_SKILLS: Final = 500
 MAX_VERSIONS: Final = 20
-MEBIBYTE: Final = 1024 * 1024
 _RECORDS: Final = "skills.json"
 _DIGEST_CHARS: Final = 12
 
