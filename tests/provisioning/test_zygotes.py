@@ -36,6 +36,12 @@ MODULES = {
         "os.register_at_fork(before=lambda: ran.append('before'), after_in_parent=lambda: ran.append('in the parent'), "
         "after_in_child=lambda: ran.append('in the child'))"
     ),
+    "loops": (
+        "import asyncio, warnings; warnings.simplefilter('ignore', DeprecationWarning)\n"
+        "class Loop(asyncio.SelectorEventLoop): pass\n"
+        "class Policy(asyncio.DefaultEventLoopPolicy): _loop_factory = Loop\n"
+        "asyncio.set_event_loop_policy(Policy())\n"
+    ),
     "changes": "import os, random; random.seed(1); os.chdir('/tmp'); os.environ['LEFT'] = 'behind'",
     "hangs": "import threading; threading.Event().wait()",
     "may_hang": "import os, threading; os.path.exists(__file__ + '.hangs') and threading.Event().wait()",
@@ -149,6 +155,18 @@ async def test_fork_hooks_of_what_the_interpreter_imports_at_its_start_run_too(
     async with preloaded(environment, tmp_path / "forks") as (place, _), place.open() as kernel:
         assert await value(kernel, IS_FORKED) == "True"
         assert await value(kernel, HOOKED) == "['in the parent', 'before', 'in the child']"
+
+
+async def test_sessions_have_a_loop_of_their_own_of_the_kind_that_a_module_has_chosen(
+    environment: Path, tmp_path: Path
+) -> None:
+    asked = "import asyncio; await asyncio.to_thread(int, '3'), type(asyncio.get_running_loop()).__name__"
+    async with preloaded(environment, tmp_path, "loops") as (place, complaint):
+        assert complaint == ""
+        async with place.open("ipython", "one") as one, place.open("ipython", "two") as two:
+            for kernel in (one, two):
+                assert await value(kernel, IS_FORKED) == "True"
+                assert await value(kernel, asked) == "(3, 'Loop')"
 
 
 async def test_a_module_that_is_not_installed_is_nothing_to_complain_of(environment: Path, tmp_path: Path) -> None:

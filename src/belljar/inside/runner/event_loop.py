@@ -1,4 +1,4 @@
-"""The event loop of a forked session, which makes its selector and its sockets when something asks for them.
+"""The event loop of a session, which makes its selector and its sockets when something asks for them.
 
 Most sessions never run it. Without these there is nothing in a loop that forks must not share, so a zygote makes one
 for all of them: each fork copies 90 pages less than if it made its own, and has three descriptors less.
@@ -35,6 +35,15 @@ class SessionEventLoop(asyncio.SelectorEventLoop):
 def is_made(loop: asyncio.AbstractEventLoop) -> bool:
     """Return whether a loop has a selector and sockets that a fork would share."""
     return not isinstance(loop, SessionEventLoop) or _MADE_LATER[0] in vars(loop)
+
+
+def shareable_loop() -> "asyncio.AbstractEventLoop | None":
+    """Return a new loop for all forks of this process; None where a module has chosen loops that have sockets at once."""
+    loop = new_loop()
+    if not is_made(loop):
+        return loop
+    loop.close()
+    return None
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -73,7 +73,7 @@ class Runner(HostLink):
         self._finished: dict[str, Any] | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self.prepared_loop: asyncio.AbstractEventLoop | None = None
-        """An event loop that was made before the fork, for the fork."""
+        """An event loop that was made before the fork, for the fork, without anything that forks must not share."""
 
     def prepare(self) -> None:
         """Put our streams into `sys`, and our functions into the shell, `builtins` and `getpass`.

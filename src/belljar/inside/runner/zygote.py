@@ -1,7 +1,7 @@
 """The zygote: a process that never runs a session, has the environment's modules imported, and forks kernels.
 
 Owns the warm-up too: imports and first calls that are slow only once. They leave nothing behind that forks must not
-share: no thread, no event loop, no socket, no name in the user's namespace.
+share: no thread, no selector, no socket, no name in the user's namespace.
 """
 
 import array
@@ -53,7 +53,7 @@ class ZygoteRunner:
         self.failed = import_all(modules)
         self._folders: list[str] = []
         run_first_times(self.runner, self._rehearse_start)
-        self.runner.prepared_loop = event_loop.new_loop()
+        self.runner.prepared_loop = event_loop.shareable_loop()
         self._has_forgotten_variables = False
         self._folders = home_folders()
         self._thread_setters = find_thread_setters()
