@@ -2,7 +2,8 @@
 
 Symlinks are never followed, and nothing is opened by a path of more than one name. If we own a file or folder but its
 mode keeps us out, the mode is widened for as long as it is open, and then put back. `remove_tree` removes a whole tree
-with `chmod` and `rm`. This module knows nothing of copies or snapshots. Blocking; call it in a thread.
+with `rm`, and with `chmod` where that is not enough. This module knows nothing of copies or snapshots. Blocking; call
+it in a thread.
 """
 
 import contextlib

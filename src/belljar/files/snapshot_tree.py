@@ -114,7 +114,7 @@ class ContentStore:
         return Content(os.fspath(self._folder / str(next(self._numbers))))
 
     def make(self) -> None:
-        """Make the folder unless it was made before; what removed it since has tampered with it."""
+        """Make the folder, once: where it is gone later, somebody has tampered with it."""
         if not self._is_made:
             make_folder(self._folder)
             self._is_made = True

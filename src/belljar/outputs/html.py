@@ -1,7 +1,7 @@
 """A session's notebook as one HTML page that needs nothing else: no network, no script.
 
 What cells showed is hostile: text is escaped, pictures are data URIs, and HTML goes into frames that are isolated from
-our page and from the network.
+our page and from the network. The colours, and the styles of code, are the console's too.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Finders of e-mail addresses, telephone numbers, cards, bank accounts and national ids.
 
-The `Detector` runs those that the rules name. There is one pass: every finder searches the text as it came. What
-national ids look like is in `national_ids.py`.
+The `Detector` runs those that the rules name. Every finder searches the text as it came, those of numbers with the
+e-mail addresses masked. What national ids look like is in `national_ids.py`.
 """
 
 import re

@@ -81,7 +81,10 @@ class SessionFolders:
         return self.root / "snapshots"
 
     def make(self) -> None:
-        """Create the missing folders, below a root that is closed to others."""
+        """Create what is missing of the folders that every session needs, below a root that is closed to others.
+
+        `skills`, `displays` and `snapshots` are made when they are first used.
+        """
         make_folder(self.root, way_mode())
         for folder in self.own:
             make_folder(folder)

@@ -38,7 +38,7 @@ def is_made(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def shareable_loop() -> "asyncio.AbstractEventLoop | None":
-    """Return a new loop for all forks of this process; None where a module has chosen loops that have sockets at once."""
+    """Return a new loop for all forks of this process; None where a module chose loops that have sockets at once."""
     loop = new_loop()
     if not is_made(loop):
         return loop

@@ -88,8 +88,8 @@ def fork_kernel(
 def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]") -> None:
     """Fork a kernel that has no keeper; `become` is called in the fork and never returns.
 
-    Between this process and the fork is one that enters the sandbox. Here it shares our memory, which takes 5 ms of
-    processor time instead of 14. Not for a session, whose threads must not run on while another process is in its
+    A process in between enters the sandbox. It shares our memory, as after vfork(2), which takes 5 ms of processor time
+    instead of 14. Not for a session, whose threads must not run on while another process is in its
     memory.
     """
 

@@ -39,7 +39,7 @@ _are_all_known = all(
     name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()) or name.startswith(_HARMLESS)
     for name in sys.modules
 )
-"""Whether none can have been registered before `watch`."""
+"""Whether only Python's own modules can have registered hooks before `watch`: a fork leaves those out."""
 _ours = 0
 """How many were registered before the session could register any."""
 

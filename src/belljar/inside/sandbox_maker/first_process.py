@@ -2,9 +2,9 @@
 
 A fork copies the page table, and then every page that one of the two processes writes to: 600 for each sandbox, which
 took half of the time. Here the child runs a function in the maker's memory while the maker waits, as after vfork(2).
-The function must return, because the state of the maker's interpreter is in that memory, so Python cannot execute the
-program. Instead the child goes through a chain of C's contexts (makecontext(3)): the function, then execve, and _exit
-if that fails. `inside/runner/vfork.py` does the same where the child may go on as Python.
+The function has to return before the program is executed, because the maker's interpreter lives in that memory. So a
+chain of C's contexts executes it, not Python (makecontext(3)): the function, then execve, and _exit if that fails.
+`inside/runner/vfork.py` does the same where the child may go on as Python.
 """
 
 import ctypes

@@ -296,7 +296,7 @@ class AzureKernel:
             return
         self._is_closed = True
         with contextlib.suppress(BelljarError, TimeoutError):
-            # Also where it was deleted to stop a cell: a request that was on its way then has made a session anew.
+            # Also where it was deleted to stop a cell: a request that was on its way then may have made it anew.
             async with asyncio.timeout(GOODBYE_S):
                 await self._session.delete(GOODBYE_S)
         self._die("the session was closed")

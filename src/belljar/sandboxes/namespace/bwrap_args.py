@@ -1,4 +1,4 @@
-"""What a sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
+"""What a sandbox looks like from inside, as arguments for bubblewrap, which a sandbox maker takes too. Starts nothing.
 
 Two providers use the same view: `namespace` runs the session in it; `gvisor` runs its kernel in it, which shows the
 session what it finds there. The order of mounts matters, because what is mounted later covers what was there, and

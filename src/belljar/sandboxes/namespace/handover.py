@@ -121,8 +121,8 @@ class NamespaceHandover:
         child = _Gone(saved["pid"]) if saved["kills_maker"] else self._supervisor.find_child(saved["pid"])
         process = NamespaceProcess(child, hops=saved["hops"])
         process.command = tuple(saved["command"])
-        alone, command_pid = saved["kills_maker"], saved["command_pid"]
-        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, kills_maker=alone)
+        is_alone, command_pid = saved["kills_maker"], saved["command_pid"]
+        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, is_alone=is_alone)
         return process
 
 
@@ -164,12 +164,12 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
                 "command": [*process.command],
                 "command_pid": process.command_pid(),
                 "hops": process.hops,
-                "kills_maker": process.kills_maker,
+                "kills_maker": process.is_alone,  # the name that earlier versions read
             }
             for process in processes
         ],
     }
-    children = [process.pid for process in processes if not process.kills_maker]
+    children = [process.pid for process in processes if not process.is_alone]
     return Deposit(words, [*descriptors, *([sandbox.level.root_view] if has_root_view else [])], children)
 
 

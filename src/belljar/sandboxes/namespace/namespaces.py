@@ -1,9 +1,9 @@
 """Where and as whom bubblewrap is started, so that a process of one sandbox can enter another with its memory.
 
 A process without capabilities may enter a user namespace that is a child of its own and that its user owns. So
-bubblewrap makes a nested sandbox's namespaces from within the parent's user and pid namespaces, as the parent's user.
-This module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts bubblewrap, and
-processes enter by themselves.
+bubblewrap, or a sandbox maker, makes a nested sandbox's namespaces from within the parent's user and pid namespaces, as
+the parent's user. This module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts
+bubblewrap, and processes enter by themselves.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class BwrapLaunch:
     """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
     waits_for_mounts: bool = True
     """Whether to wait until all mounts are made, because other processes will enter this sandbox."""
-    kills_maker: bool = False
+    kills_bubblewrap: bool = False
     """Whether to kill bubblewrap once the sandbox is made, because the parent's code could see it."""
 
 
@@ -168,7 +168,7 @@ class ParentSandbox:
             descriptors=(arguments_fd,),
             hops=2,
             changes_user=self._is_server_root,
-            kills_maker=True,
+            kills_bubblewrap=True,
         )
 
     def _own_prefix(self, mounts: str) -> tuple[str, ...]:

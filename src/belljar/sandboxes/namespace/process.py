@@ -1,4 +1,7 @@
-"""A command that bubblewrap runs in new namespaces: waits for it, lets it start, and kills it. Knows no arguments."""
+"""A command in new namespaces, run by bubblewrap or made by a sandbox maker: waits for it, lets it start, kills it.
+
+Knows no arguments.
+"""
 
 import asyncio
 import contextlib
@@ -41,7 +44,7 @@ class NamespaceProcess:
         """The process that makes nested sandboxes in bubblewrap's place, once there was one to make."""
         self._command_pid = 0
         self._hops = hops
-        self._maker: int | None = None
+        self._bubblewrap: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
         self._is_held = False
@@ -57,7 +60,7 @@ class NamespaceProcess:
         """Return the first process of a sandbox that was made without bubblewrap. It is the command itself."""
         process = cls(MadeChild(maker.pid))
         pid = pid_of(pidfd)
-        process.restored(pid, pidfd, pid, kills_maker=True)
+        process.restored(pid, pidfd, pid, is_alone=True)
         return process
 
     def listen(self, info: int, gate: int) -> None:
@@ -100,10 +103,10 @@ class NamespaceProcess:
         if self.first is None:
             return
         self._watch(self.first)
-        if self._maker is not None:
+        if self._bubblewrap is not None:
             # Only this process, not its group, because what it has made may not have left the group yet.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._maker, signal.SIGKILL)
+                signal.pidfd_send_signal(self._bubblewrap, signal.SIGKILL)
         await self._child.wait()
         self._release()
 
@@ -119,8 +122,8 @@ class NamespaceProcess:
         loop.add_reader(first, on_end)
 
     @property
-    def kills_maker(self) -> bool:
-        """Whether what made the namespaces is gone."""
+    def is_alone(self) -> bool:
+        """Return whether what made the namespaces is gone."""
         return self._has_ended is not None
 
     @property
@@ -128,11 +131,11 @@ class NamespaceProcess:
         """How many processes are between the one that was started and bubblewrap."""
         return self._hops
 
-    def restored(self, first_pid: int, first: int, command_pid: int, *, kills_maker: bool) -> None:
+    def restored(self, first_pid: int, first: int, command_pid: int, *, is_alone: bool) -> None:
         """Take over a command that another process started and let in; the descriptor is then its own."""
         self.first_pid, self.first, self._command_pid = first_pid, first, command_pid
         self._is_reported.set()
-        if kills_maker:
+        if is_alone:
             self._watch(first)
 
     def detach(self) -> None:
@@ -204,7 +207,7 @@ class NamespaceProcess:
         if self._reaper is not None:
             self._reaper.unregister(self.first_pid)
         self._close_gate()
-        self._close_maker()
+        self._close_bubblewrap()
         self._close_nesting()
 
     def _kill_by_number(self) -> None:
@@ -238,10 +241,10 @@ class NamespaceProcess:
             gate, self._gate = self._gate, None
             os.close(gate)
 
-    def _close_maker(self) -> None:
-        if self._maker is not None:
-            os.close(self._maker)
-            self._maker = None
+    def _close_bubblewrap(self) -> None:
+        if self._bubblewrap is not None:
+            os.close(self._bubblewrap)
+            self._bubblewrap = None
 
     def _on_info(self, info: int) -> None:
         piece = os.read(info, 4096)
@@ -264,8 +267,8 @@ class NamespaceProcess:
         for _ in range(self._hops):
             grandparent, parent = parent, only_child(parent)
             first = only_child(parent)
-            self._close_maker()
-            self._maker = _open_child(parent, of=grandparent)
+            self._close_bubblewrap()
+            self._bubblewrap = _open_child(parent, of=grandparent)
         self.first_pid = first
         self.first = _open_child(first, of=parent)
         self._is_held = self.first is not None

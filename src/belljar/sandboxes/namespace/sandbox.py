@@ -146,7 +146,7 @@ class NamespaceSandbox(SandboxBase):
         info, info_end = _open_pipe(stack)
         gate_end, gate = _open_gate(stack)
         bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
-        if not launch.kills_maker:
+        if not launch.kills_bubblewrap:
             bubblewrap.append("--die-with-parent")
         # Do not make the command wait for a line on stdin if it has its own stdin.
         waits = launch.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
@@ -185,7 +185,7 @@ class NamespaceSandbox(SandboxBase):
             process.let_in()
         elif not await process.let_in_and_wait_for_mounts():
             await self._raise_start_failure(process)
-        if launch.kills_maker:
+        if launch.kills_bubblewrap:
             await process.leave_alone()
 
     @property
