@@ -142,6 +142,56 @@ await got.wait()
         assert await tell(kernel, code) == "from a thread\n"
 
 
+async def test_the_loop_of_a_session_is_of_the_class_that_nest_asyncio_patches_for_all_loops(
+    forking_place: ForkingPlace,
+) -> None:
+    code = """
+import asyncio, nest_asyncio2
+nest_asyncio2.apply()
+async def other(): return asyncio.new_event_loop().run_until_complete(asyncio.sleep(0, 'inside'))
+print(await other(), type(asyncio.get_event_loop()) is asyncio.SelectorEventLoop)
+"""
+    async with forking_place.open("ipython", "nested") as kernel:
+        assert await tell(kernel, code) == "inside True\n"
+
+
+async def test_threads_that_ask_for_the_loop_at_once_get_the_same(forking_place: ForkingPlace) -> None:
+    code = """
+import asyncio, threading
+loop, got, barrier = asyncio.get_event_loop(), [], threading.Barrier(8)
+def ask():
+    barrier.wait()
+    loop.call_soon_threadsafe(got.append, loop._csock)
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    for number in range(5):
+        async with forking_place.open("ipython", f"threads-{number}") as kernel:
+            assert await tell(kernel, code) == ""
+            seen = "await asyncio.sleep(0)\nprint(len(got), len({*map(id, got)}), loop._internal_fds)"
+            assert await tell(kernel, seen) == "8 1 1\n"
+
+
+async def test_a_loop_that_could_not_be_made_for_want_of_descriptors_can_be_made_later(
+    forking_place: ForkingPlace,
+) -> None:
+    code = """
+import asyncio, os, time
+taken = []
+try:
+    while True: taken.append(os.dup(0))
+except OSError: os.close(taken.pop())
+loop = asyncio.get_event_loop()
+try: loop.run_until_complete(asyncio.sleep(0))
+except OSError as error: print(error.strerror)
+for descriptor in taken: os.close(descriptor)
+print(loop.run_until_complete(asyncio.to_thread(time.sleep, 0.3)))
+"""
+    async with forking_place.open("ipython", "full") as kernel:
+        assert await tell(kernel, code) == "Too many open files\nNone\n"
+
+
 async def test_a_forked_session_knows_its_own_thread(siblings: list[Kernel]) -> None:
     code = """
 import logging, os, threading

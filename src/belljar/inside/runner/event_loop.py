@@ -5,15 +5,23 @@ for all of them: each fork copies 90 pages less than if it made its own, and has
 """
 
 import asyncio
+import contextlib
 import selectors
+import threading
 from typing import Any
 
-_MADE_LATER = ("_selector", "_ssock", "_csock")
 _NONE_YET: Any = object()
+_LATER = ("_selector", "_ssock", "_csock")
+
+# Threads of a session may ask for the same loop at once.
+_becoming = threading.RLock()
 
 
 class SessionEventLoop(asyncio.SelectorEventLoop):
-    """An event loop like any other, as soon as it is used."""
+    """An event loop that becomes one of asyncio's own class as soon as it is used.
+
+    Of that class, because `nest_asyncio` patches the class of the loop that runs, and means all loops.
+    """
 
     def __init__(self) -> None:
         super().__init__(_NONE_YET)
@@ -24,17 +32,29 @@ class SessionEventLoop(asyncio.SelectorEventLoop):
             super()._make_self_pipe()  # pyright: ignore
 
     def __getattr__(self, name: str) -> Any:
-        """Make what is missing; called for attributes that the loop does not have."""
-        if name not in _MADE_LATER:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Become a usual loop; called for attributes that this one does not have, its selector or any other."""
+        with _becoming:
+            if type(self) is SessionEventLoop:
+                self._become_usual()
+        return getattr(self, name)
+
+    def _become_usual(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._make_self_pipe()
-        return vars(self)[name]
+        try:
+            self._make_self_pipe()
+            self.__class__ = asyncio.SelectorEventLoop  # pyright: ignore[reportAttributeAccessIssue]
+        except BaseException:
+            # No descriptors were left, or the cell was interrupted: the next to ask tries again.
+            for name in _LATER:
+                with contextlib.suppress(KeyError):
+                    vars(self).pop(name).close()
+            self._internal_fds = 0
+            raise
 
 
 def is_made(loop: asyncio.AbstractEventLoop) -> bool:
     """Return whether a loop has a selector and sockets that a fork would share."""
-    return not isinstance(loop, SessionEventLoop) or _MADE_LATER[0] in vars(loop)
+    return not isinstance(loop, SessionEventLoop)
 
 
 def shareable_loop() -> "asyncio.AbstractEventLoop | None":
