@@ -205,6 +205,7 @@ EVERYTHING = [
     out = sys.stdout
     os.makedirs("deeper", exist_ok=True); os.chdir("deeper")
     os.environ["MINE"] = "yes"; del os.environ["PLOTLY_RENDERER"]
+    import time; os.environ["TZ"] = "MYT-3:30"; time.tzset()
     sys.path.insert(0, "/first-of-mine"); sys.path.append("/last-of-mine")
     warnings.filterwarnings("error", message="mine", category=UserWarning)
     pd.options.display.max_rows = 7
@@ -268,6 +269,7 @@ async def test_the_file_is_for_its_owner_only_and_leaves_nothing_beside_it(woken
             "os.path.basename(os.getcwd()), os.environ['MINE'], 'PLOTLY_RENDERER' in os.environ",
             "('deeper', 'yes', False)",
         ),
+        ("time.tzname, time.localtime(0).tm_hour", "(('MYT', 'MYT'), 3)"),
         ("sys.path[0], sys.path[-1]", "('/first-of-mine', '/last-of-mine')"),
         ("pd.options.display.max_rows, np.get_printoptions()['precision']", "(7, 3)"),
         ("np.geterr()['divide'], plt.rcParams['figure.dpi']", "('ignore', 55.0)"),

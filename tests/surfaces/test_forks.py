@@ -161,6 +161,13 @@ async def test_temporary_files_do_not_come_along_and_that_is_said(caller: Caller
     assert [(await caller.execute(look, one)).result for one in (session_id, fork["session_id"])] == ["True", "False"]
 
 
+async def test_files_in_home_do_not_come_along_and_that_is_said_but_of_caches(caller: Caller, session_id: str):
+    await caller.execute("from pathlib import Path; Path('~/.cache/pip').expanduser().mkdir(parents=True)", session_id)
+    assert (await caller.fields("fork_session", session_id=session_id))["lost"] == []
+    home = (await caller.execute("Path('~/notes').expanduser().touch(); print(Path.home())", session_id)).stdout.strip()
+    assert (await caller.fields("fork_session", session_id=session_id))["lost"] == [f"files in {home}"]
+
+
 async def test_a_fork_lives_on_without_its_origin_and_can_be_forked(caller: Caller, session_id: str):
     await caller.execute("x = 1", session_id)
     child = (await caller.fields("fork_session", session_id=session_id))["session_id"]

@@ -19,6 +19,8 @@ _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "
 _SOFTLY = 1  # omp_pause_soft, for omp_pause_resource_all: settings stay, threads end
 _TIMEOUT_S = 0.5
 _MAX_BYTES = 65_536
+# Folders that programs make in HOME by themselves, and whose loss nobody would notice.
+_MADE_AGAIN = frozenset({".cache", ".config", ".ipython", ".jupyter", ".local", ".matplotlib"})
 _STDERR = 2
 
 
@@ -39,15 +41,23 @@ def lost_in_fork(own: "Iterable[int]", threads: "list[str]") -> "list[str]":
 
 
 def left_behind() -> "list[str]":
-    """Return what a fork in another sandbox does not find there: files in TMPDIR, which belongs to the sandbox."""
-    temporary = os.environ.get("TMPDIR", "")
-    try:
+    """Return what a fork in another sandbox does not find there: files in TMPDIR and HOME, which the sandbox owns."""
+    folders = {os.environ.get("TMPDIR", ""), os.environ.get("HOME", "")} - {""}
+    with contextlib.suppress(OSError):
         shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        # Folders on the way to a mount of the sandbox are not files of the session.
-        own = [one for one in Path(temporary or "/").iterdir() if not any(tree.startswith(f"{one}/") for tree in shown)]
+        return [f"files in {folder}" for folder in sorted(folders) if _has_files(Path(folder), shown)]
+    return []
+
+
+def _has_files(folder: Path, shown: "list[str]") -> bool:
+    """Return whether the session has put files there, which caches are not, nor folders on the way to a mount."""
+    try:
+        return any(
+            one.name not in _MADE_AGAIN and not any(tree.startswith(f"{one}/") for tree in shown)
+            for one in folder.iterdir()
+        )
     except OSError:
-        return []
-    return [f"files in {temporary}"] if temporary and own else []
+        return False
 
 
 def obstacle(threads: int) -> str:

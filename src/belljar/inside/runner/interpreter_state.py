@@ -16,6 +16,7 @@ import os
 import random
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,6 +122,8 @@ def _give_environment(_shell: Any, state: tuple[dict[str, str], list[str]]) -> N
     os.environ.update(changed)
     for name in removed:
         os.environ.pop(name, None)
+    if "TZ" in changed or "TZ" in removed:
+        time.tzset()
 
 
 def _take_filters(_shell: Any) -> Any:
