@@ -5,6 +5,7 @@ where there is none, kernels start cold. Knows nothing of sessions.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +152,7 @@ class EnvironmentZygote:
         self._successor: ZygoteProcess | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
+        self._is_closing = asyncio.Event()
         self._retry_at = 0.0
 
     async def zygote(self) -> ZygoteProcess | None:
@@ -193,7 +195,9 @@ class EnvironmentZygote:
         """End a zygote, but not before the sessions that are being forked from it."""
         try:
             if zygote.is_alive():
-                await asyncio.sleep(RETIRE_AFTER_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETIRE_AFTER_S):
+                        await self._is_closing.wait()
         finally:
             await zygote.aclose()
 
@@ -244,8 +248,8 @@ class EnvironmentZygote:
     async def aclose(self) -> None:
         """End the zygote, its successor and its predecessors."""
         async with self._opening:
-            for retirement in [*self._retiring]:
-                retirement.cancel()
+            # Not by cancelling them, because one that has not begun would then end nothing.
+            self._is_closing.set()
             await asyncio.gather(*self._retiring, return_exceptions=True)
             for zygote in (self._zygote, self._successor):
                 if zygote is not None:
