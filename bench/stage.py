@@ -16,6 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from belljar.environments import Environment, open_environment
+from belljar.environments.managed import compile_packages
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import open_provider
@@ -79,7 +80,10 @@ async def open_stage(*, is_quick: bool) -> AsyncGenerator[Stage]:
     """A stage whose folder goes when it closes."""
     kept = os.environ.get("BELLJAR_TEST_DATA")
     cache = Path(kept) if kept else platformdirs.user_cache_path("belljar") / "tests"
-    await open_environment(Settings(data_directory=cache, environment="default"), "default", on_progress=print)
+    settings = Settings(data_directory=cache, environment="default")
+    environment = await open_environment(settings, "default", on_progress=print)
+    # Here, or the first server would do it in the background while it is measured.
+    await compile_packages(environment.prefix, on_progress=print)
     with tempfile.TemporaryDirectory(prefix="belljar-bench-") as name:
         folder = Path(name)
         # As a data directory is: the users of sessions pass through it, and list nothing.
