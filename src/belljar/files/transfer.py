@@ -9,15 +9,11 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from belljar.errors import FileMissing, InvalidArgument, SettingsError, TooLarge
 from belljar.files.names import MAX_DEPTH
 from belljar.files.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_SAME_NAME = 1_000
 _MAX_SAVED_NAME_BYTES = 200
