@@ -168,6 +168,16 @@ async def test_files_in_home_do_not_come_along_and_that_is_said_but_of_caches(ca
     assert (await caller.fields("fork_session", session_id=session_id))["lost"] == [f"files in {home}"]
 
 
+async def test_a_home_that_a_session_chose_in_its_own_folder_is_not_called_lost(caller: Caller, session_id: str):
+    code = "import os; os.environ['HOME'] = os.environ['TMPDIR'] = os.getcwd(); open('mine', 'w').close()"
+    await caller.execute(code, session_id)
+    assert (await caller.fields("fork_session", session_id=session_id))["lost"] == []
+    # Longer than a runner may tell.
+    code = "deep = os.path.join(os.getcwd(), *['x' * 200] * 3); os.makedirs(deep); open(f'{deep}/mine', 'w').close()"
+    await caller.execute(f"{code}; os.environ['HOME'] = deep", session_id)
+    assert (await caller.fields("fork_session", session_id=session_id))["lost"] == []
+
+
 async def test_a_fork_lives_on_without_its_origin_and_can_be_forked(caller: Caller, session_id: str):
     await caller.execute("x = 1", session_id)
     child = (await caller.fields("fork_session", session_id=session_id))["session_id"]

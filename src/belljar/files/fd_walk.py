@@ -181,23 +181,26 @@ log = logging.getLogger(__name__)
 
 def remove_tree(path: Path) -> None:
     """Remove a folder and everything below it, as far as possible; blocks. Symlinks are removed, not followed."""
-    if not _complaints("rm", "-rf", path):
+    if _is_done("rm", "-rf", path):
         return
     # A folder that nobody may enter, which is rare.
-    _complaints("chmod", "-R", "u+rwx", path)
-    if complaints := _complaints("rm", "-rf", path):
-        # The log gets the number of messages only, because they name files of the session.
-        log.warning("%s was not removed whole: rm complained %d times", path, complaints)
+    _is_done("chmod", "-R", "u+rwx", path)
+    if not _is_done("rm", "-rf", path):
+        log.warning("%s was not removed whole", path)
 
 
-def _complaints(*command: str | Path) -> int:
-    """Run a command on a tree, its last argument; return how many lines it complained in, 0 if it succeeded."""
+def _is_done(*command: str | Path) -> bool:
+    """Run a command on a tree, its last argument; return whether it succeeded.
+
+    What it says names files of the session, one a line, and there may be millions: nobody reads it.
+    """
     *words, path = command
+    quiet = subprocess.DEVNULL
     try:
         done = subprocess.run(
-            [*words, "--", path], check=False, capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            [*words, "--", path], check=False, stdin=quiet, stdout=quiet, stderr=quiet, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("%s of %s failed: %s", words[0], path, type(error).__name__)
-        return 1
-    return max(1, len(done.stderr.splitlines())) if done.returncode else 0
+        return False
+    return not done.returncode

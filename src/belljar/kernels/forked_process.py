@@ -322,7 +322,7 @@ def as_checkpoint_process(checkpoint: KernelCheckpoint) -> CheckpointProcess:
 def check_forked(answer: protocol.ForkedMessage) -> protocol.ForkedMessage:
     """Return the runner's answer; CopyRefused with the runner's reason when it could not fork."""
     if answer.error:
-        hint = "End those threads first, or start a new session" if "threads" in answer.error else ""
+        hint = "End some of them first, or start a new session" if "threads" in answer.error else ""
         raise CopyRefused(f"the session cannot be copied: {answer.error}", hint=hint or "Start a new session instead")
     return answer
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import fork, gpu
+from . import fork, gpu, interpreter_state
 
 # Libraries whose threads hold locks; a fork has no such threads, so nothing would ever release those locks in it.
 _HANGING_LIBRARIES = {"libgomp": "OpenMP", "polars": "polars", "libtorch_cpu": "torch"}
@@ -42,7 +42,8 @@ def lost_in_fork(own: "Iterable[int]", threads: "list[str]") -> "list[str]":
 
 def left_behind() -> "list[str]":
     """Return what a fork in another sandbox does not find there: files in TMPDIR and HOME, which the sandbox owns."""
-    folders = {os.environ.get("TMPDIR", ""), os.environ.get("HOME", "")} - {""}
+    # Not those that the session may have chosen, which may lie in its own folder, whose files come along.
+    folders = {interpreter_state.variable_at_start(name) for name in ("TMPDIR", "HOME")} - {""}
     with contextlib.suppress(OSError):
         shown = [f"{line.split()[4]}/" for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         return [f"files in {folder}" for folder in sorted(folders) if _has_files(Path(folder), shown)]

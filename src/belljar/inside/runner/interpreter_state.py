@@ -70,6 +70,11 @@ def move_start(environment: dict[str, str]) -> None:
         _start.environment.update(environment)
 
 
+def variable_at_start(name: str) -> str:
+    """Return an environment variable as the sandbox gave it, whatever the session has set since; empty for others."""
+    return _started().environment.get(name, "")
+
+
 def variables(shell: Any) -> dict[str, Any]:
     """Return the session's variables, without those of IPython and those from before the first cell."""
     start = _started().names
