@@ -4,6 +4,7 @@ import signal
 from collections.abc import Generator
 from contextlib import nullcontext
 from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import anyio
@@ -18,6 +19,11 @@ from local_index import IndexedPackages, LocalIndex, add_support
 from shared_certificates import with_shared_certificates
 from shared_environment import UNCHANGING, prepared_environment, settings_with, with_shared_inspection
 from warm_processes import with_warm_processes
+
+try:
+    distribution("belljar-mcp")
+except PackageNotFoundError:
+    pytest.exit("belljar-mcp is not installed in this environment: run scripts/setup", returncode=4)
 
 # A shell starts what runs in the background with interrupts ignored, and every process of the tests would be, too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

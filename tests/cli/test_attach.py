@@ -136,7 +136,7 @@ async def test_an_unknown_session_is_refused(agent: tuple[package.SessionHandle,
 async def test_a_jupyter_front_end_shares_the_agents_session(
     agent: tuple[package.SessionHandle, Path], tmp_path: Path, transport: str
 ) -> None:
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar[jupyter]'")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar-mcp[jupyter]'")
     session, folder = agent
     await session.execute("shared = 40")
     file = tmp_path / "c.json"

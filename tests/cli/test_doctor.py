@@ -225,6 +225,22 @@ def test_node_is_asked_for_its_version_and_neither_it_nor_a_browser_is_needed(
     assert found["browser/browser"]["detail"].startswith(f"{folder}/chromium")
 
 
+def test_another_projects_belljar_in_the_same_environment_is_noticed(
+    findings: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "host/packages" not in findings()
+    metadata = tmp_path / "foreign" / "belljar-4.2.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: belljar\nVersion: 4.2.0\n")
+    (metadata / "RECORD").write_text("belljar/__init__.py,,\nbelljar/lib.py,,\n")
+    monkeypatch.syspath_prepend(str(metadata.parent))
+    found = findings()
+    assert found["code"] == 1
+    assert found["host/packages"]["status"] == "fail"
+    assert "belljar 4.2.0 is another project" in found["host/packages"]["detail"]
+    assert "pip uninstall belljar" in found["host/packages"]["hint"]
+
+
 def test_report_groups_by_section() -> None:
     text = report(
         [

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from typing import Any
 
 import pytest
@@ -17,7 +17,12 @@ Run = Callable[..., Any]
 
 def test_python_dash_m_belljar_is_the_command() -> None:
     answer = subprocess.run([sys.executable, "-m", "belljar", "--version"], capture_output=True, text=True, check=True)
-    assert (answer.stdout, answer.stderr) == (f"belljar {version('belljar')}\n", "")
+    assert (answer.stdout, answer.stderr) == (f"belljar {version('belljar-mcp')}\n", "")
+
+
+def test_the_command_has_the_name_of_the_package_too() -> None:
+    names = {point.name for point in distribution("belljar-mcp").entry_points if point.value == "belljar.cli:main"}
+    assert names == {"belljar", "belljar-mcp"}
 
 
 def test_a_user_in_no_passwd_file_and_without_a_home_has_the_root_folder_for_one() -> None:

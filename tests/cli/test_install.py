@@ -227,13 +227,13 @@ def test_an_interpreter_in_a_cache_is_never_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "executable", str(cached / "python"))
     monkeypatch.setenv("PATH", f"{cached}:{lasting}")
     monkeypatch.setattr(install, "_source", list)
-    assert launch_command() == [str(lasting / "uvx"), "belljar"]
+    assert launch_command() == [str(lasting / "uvx"), "belljar-mcp"]
     (lasting / "uvx").rename(lasting / "uv")
-    assert launch_command() == [str(lasting / "uv"), "tool", "run", "belljar"]
+    assert launch_command() == [str(lasting / "uv"), "tool", "run", "belljar-mcp"]
     monkeypatch.setenv("PATH", str(cached))
     with pytest.raises(install.UsageError, match="in a cache") as refused:
         launch_command()
-    assert "uv tool install belljar" in refused.value.hint
+    assert "uv tool install belljar-mcp" in refused.value.hint
 
 
 def test_a_belljar_that_came_from_no_index_is_fetched_from_where_it_came() -> None:

@@ -12,7 +12,7 @@ Run = Callable[..., Any]
 @pytest.fixture
 def kernels(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the user's kernelspecs are."""
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar[jupyter]'")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar-mcp[jupyter]'")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(place.parent / "jupyter"))
     monkeypatch.delenv("JUPYTER_PATH", raising=False)
     return place.parent / "jupyter/kernels"
@@ -76,4 +76,4 @@ def test_without_ipykernel_it_is_said_what_to_install(
     monkeypatch.setitem(sys.modules, "ipykernel", None)
     outcome = belljar("jupyter", "install")
     assert outcome.code == 1
-    assert "pip install 'belljar[jupyter]'" in outcome.err
+    assert "pip install 'belljar-mcp[jupyter]'" in outcome.err

@@ -100,8 +100,8 @@ def check_command(belljar: TyperGroup, words: list[str], place: str, *, may_lack
     program, *arguments = words
     if program in ("opentelemetry-instrument", "sudo", "exec"):
         check_command(belljar, arguments, place, may_lack_arguments=may_lack_arguments)
-    elif program == "uvx" and "belljar" in arguments:
-        check_call(belljar, arguments[arguments.index("belljar") + 1 :], place, may_lack_arguments)
+    elif program == "uvx" and (named := {"belljar", "belljar-mcp"}.intersection(arguments)):
+        check_call(belljar, arguments[arguments.index(named.pop()) + 1 :], place, may_lack_arguments)
     elif program in ("docker", "podman") and "run" in arguments and "belljar" in arguments:
         check_call(belljar, arguments[arguments.index("belljar") + 1 :], place, may_lack_arguments=True)
     elif Path(program).name == "belljar":
@@ -112,7 +112,7 @@ def check_command(belljar: TyperGroup, words: list[str], place: str, *, may_lack
         assert (ROOT / arguments[0]).exists(), f"{place}: there is no {arguments[0]}"
     elif program == "pip" or words[:3] == ["uv", "tool", "install"]:
         known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        for extra in re.findall(r"belljar\[([a-z,]+)\]", " ".join(arguments)):
+        for extra in re.findall(r"belljar-mcp\[([a-z,]+)\]", " ".join(arguments)):
             assert {*extra.split(",")} <= {*known}, f"{place}: there is no extra {extra}"
 
 

@@ -326,7 +326,7 @@ async def test_without_the_extra_there_are_wheels_and_the_way_to_more(
     (lamp,) = await install(town.environment, layer, ["lamp"], open_uv=wheels)
 
     assert lamp.source == "pypi"
-    assert lamp.note == "conda: conda's channels are not looked at without: pip install 'belljar[conda]'"
+    assert lamp.note == "conda: conda's channels are not looked at without: pip install 'belljar-mcp[conda]'"
 
 
 @pytest.mark.anyio
@@ -453,7 +453,7 @@ async def test_an_environment_that_cannot_be_made_says_why_and_what_to_do(
     assert "shed 2.0 would require" in caught.value.message
 
     monkeypatch.setattr("belljar.environments.uv.find_spec", lambda name: None)
-    assert examine(settings, "it").hint.startswith("Run: pip install 'belljar[conda]'")
+    assert examine(settings, "it").hint.startswith("Run: pip install 'belljar-mcp[conda]'")
     file.write_text("dependencies: [numpy]")
     assert examine(settings, "it").problem == f"{file} has no python"
 

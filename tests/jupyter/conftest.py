@@ -12,7 +12,7 @@ import pytest
 from belljar.environments import Environment
 from live_server import clean_environment
 
-pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar[jupyter]'")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'belljar-mcp[jupyter]'")
 
 
 @contextmanager

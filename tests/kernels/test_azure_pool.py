@@ -339,7 +339,7 @@ async def test_the_doctor_has_words_for_address_token_and_role(pool: str) -> Non
     assert (address.is_ok, "does not answer" in address.detail) == (False, True)
     *_, token = await check_pool(settings(azure_key=""))
     assert (token.name, token.is_ok) == ("token", False)
-    assert "belljar[azure]" in token.hint
+    assert "belljar-mcp[azure]" in token.hint
 
 
 async def test_a_token_is_fetched_again_before_it_ends_and_when_it_is_refused() -> None:

@@ -136,7 +136,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SandboxUnavailable, match="not installed") as refusal:
         open_provider(Settings(sandbox="microvm"))
-    assert refusal.value.hint == "pip install 'belljar[microvm]'"
+    assert refusal.value.hint == "pip install 'belljar-mcp[microvm]'"
 
 
 @pytest.mark.usefixtures("installed")

@@ -50,7 +50,9 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     wanted = [
-        line.partition(";")[0] for line in requires("belljar") or [] if 'extra == "search"' in line.replace("'", '"')
+        line.partition(";")[0]
+        for line in requires("belljar-mcp") or []
+        if 'extra == "search"' in line.replace("'", '"')
     ]
     assert len(wanted) == 3
     try:

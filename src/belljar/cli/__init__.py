@@ -345,9 +345,9 @@ def _typer(*, add_completion: bool = False) -> typer.Typer:
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         # Only --version needs it, and with it come the packages `email` and `zipfile`.
-        from importlib.metadata import version
+        from belljar.distribution import own_version
 
-        print(f"belljar {version('belljar')}")
+        print(f"belljar {own_version()}")
         raise typer.Exit
 
 

@@ -20,6 +20,7 @@ import typer
 from belljar.cli.findings import HostFinding, print_findings
 from belljar.cli.fork_check import check_forks
 from belljar.cli.limit_check import check_limits
+from belljar.distribution import DISTRIBUTION, foreign_belljar
 from belljar.environments import check_environments
 from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
@@ -86,8 +87,18 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield HostFinding("host", "ok", "system", f"{_system_name()}, {platform.machine()}, {os.cpu_count()} CPUs")
     yield HostFinding("host", "ok", "kernel", platform.release())
     yield HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield from _check_distribution()
     yield _check_memory()
     yield _check_data_directory(settings.data_directory)
+
+
+def _check_distribution() -> Iterator[HostFinding]:
+    if other := foreign_belljar():
+        detail = f"the package belljar {other.version} is another project, and has put its files among ours"
+        hint = f"pip uninstall belljar; pip install --force-reinstall {DISTRIBUTION}"
+        yield HostFinding(
+            "host", "fail", "packages", detail, hint, "which files are whose depends on what was installed last"
+        )
 
 
 def _check_memory() -> HostFinding:

@@ -20,12 +20,13 @@ import typer
 
 from belljar.cli.clients import CLIENTS, Client, ServerEntry
 from belljar.cli.config_text import UnreadableConfig, find_entry, merged, parse, render, with_entry
+from belljar.distribution import DISTRIBUTION
 from belljar.errors import UsageError
 from belljar.sandboxes.seccomp import container_profile
 from belljar.settings.kinds import checked_image
 
 _URL_KEYS = {"url", "httpUrl", "serverUrl", "uri"}
-_TOOL_HINT = "Install it first: uv tool install belljar, or pipx install belljar; then run this again"
+_TOOL_HINT = f"Install it first: uv tool install {DISTRIBUTION}, or pipx install {DISTRIBUTION}; then run this again"
 
 
 def command(
@@ -183,16 +184,16 @@ def _uvx_command() -> list[str]:
     lasting = os.pathsep.join(folder for folder in folders if folder and not _is_in_cache(Path(folder).absolute()))
     source = _source()
     if uvx := shutil.which("uvx", path=lasting):
-        return [uvx, *source, "belljar"]
+        return [uvx, *source, DISTRIBUTION]
     if uv := shutil.which("uv", path=lasting):
-        return [uv, "tool", "run", *source, "belljar"]
+        return [uv, "tool", "run", *source, DISTRIBUTION]
     raise UsageError(f"{sys.executable} is in a cache and may be gone tomorrow", hint=_TOOL_HINT)
 
 
 def _source() -> list[str]:
     """Return what tells uvx where this belljar came from, if that was not a package index."""
     try:
-        text = distribution("belljar").read_text("direct_url.json")
+        text = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:
         text = None
     if not text:

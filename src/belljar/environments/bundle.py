@@ -20,12 +20,12 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from anyio import to_thread
 
+from belljar.distribution import own_version
 from belljar.environments.catalogue import managed_names
 from belljar.environments.file_lock import open_lock
 from belljar.environments.managed import (
@@ -125,7 +125,7 @@ async def bundle(settings: Settings, names: Sequence[str], file: Path, tell: Tel
 
 def _write(parts: dict[Path, BundlePart], file: Path, tell: Tell) -> None:
     unfinished = file.with_name(f".{file.name}.unfinished")
-    manifest = _Manifest(_own_tag(), _own_libc(), version("belljar"), [*parts.values()])
+    manifest = _Manifest(_own_tag(), _own_libc(), own_version(), [*parts.values()])
     try:
         with (
             gzip.open(unfinished, "wb", compresslevel=_COMPRESSION) as compressed,

@@ -25,6 +25,7 @@ import platformdirs
 from anyio.abc import Process
 from uv import find_uv_bin
 
+from belljar.distribution import install_extra
 from belljar.environments.base import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.inside import FOLDER
@@ -35,7 +36,7 @@ LANDLOCK = FOLDER / "landlock.py"
 COMPILER = FOLDER / "compile_packages.py"
 SIDE = ".uv-"
 """Prefix of the names of folders that uv has beside its working folder while it runs."""
-EXTRA = "pip install 'belljar[conda]'"
+EXTRA = install_extra("conda")
 """The command that installs rattler."""
 _CERTIFICATE_CHOICES = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _CERTIFICATE_KEYS = {"system-certs", "native-tls"}

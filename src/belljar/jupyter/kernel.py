@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Iterable
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -30,6 +29,7 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
+from belljar.distribution import own_version
 from belljar.errors import BelljarError, EngineError
 from belljar.jupyter.sessions import SessionKeeper
 from belljar.outputs.events import CommKind, CommMessage
@@ -62,7 +62,7 @@ class BelljarKernel(Kernel):
     """The kernel of one front end; the application sets its `keeper` before it starts."""
 
     implementation = "belljar"
-    implementation_version = version("belljar")
+    implementation_version = own_version()
     banner = "belljar: a sealed session"
     keeper: SessionKeeper
 

@@ -6,13 +6,13 @@ Every method checks first what its caller may see. `local.py` adds what they may
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
 
 from belljar.control import server_sockets
+from belljar.distribution import own_version
 from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
@@ -113,7 +113,7 @@ class LocalViews:
             checks=checks,
             gauges=gauges,
             limits=self._limits(),
-            version=version("belljar"),
+            version=own_version(),
             servers=await self.servers(access),
         )
 
@@ -133,7 +133,7 @@ class LocalViews:
         own = Server(
             name=self._run,
             pid=int(self._run.partition("-")[0]),
-            version=version("belljar"),
+            version=own_version(),
             sessions=sum(access.may_see(session.principal) for session in self._registry.all()),
         )
         if not access.is_operator:

@@ -15,10 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from belljar.distribution import install_extra
 from belljar.sandboxes.gpus import Partition
 from belljar.settings import MEBIBYTE
 
-INSTALL = "pip install 'belljar[gpu]'"
+INSTALL = install_extra("gpu")
 PARTITIONS_S = 30.0
 _MIG_ON = 1
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The `microvm` provider: a virtual machine for every command, by microsandbox (`pip install 'belljar[microvm]'`).
+"""The `microvm` provider: a virtual machine for every command, by microsandbox (the extra `microvm`).
 
 The machine has a kernel of its own, the host's system trees read-only, and no network. A command's streams and
 descriptors reach the host over virtual sockets: `inside/guest_init.py` connects them inside, and one `DescriptorBridge`
@@ -32,6 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from belljar.distribution import install_extra
 from belljar.errors import SandboxUnavailable
 from belljar.inside import guest_init
 from belljar.sandboxes.base import WORKSPACE, HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
@@ -334,7 +335,7 @@ def find_obstacle(proc: Path = Path("/proc"), device: Path = Path("/dev/kvm")) -
         hint = "`--sandbox process` does not isolate: choose it knowingly"
         return failed("microvm", f"Linux only, this is {sys.platform}", hint)
     if importlib.util.find_spec(_PACKAGE) is None:
-        return failed("microsandbox", "not installed", "pip install 'belljar[microvm]'")
+        return failed("microsandbox", "not installed", install_extra("microvm"))
     if platform.machine() == "x86_64" and not _has_virtualization(proc / "cpuinfo"):
         detail = "the processor offers no virtualization: no vmx (Intel) or svm (AMD) flag in /proc/cpuinfo"
         if device.exists():

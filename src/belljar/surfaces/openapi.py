@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from belljar.distribution import own_version
 from belljar.outputs.export_formats import EXPORT_FORMATS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def description(operations: Sequence["Operation"], prefix: str, problem: type[Ba
         paths.setdefault(path, {})[one.method.lower()] = _operation(one, named, named[problem])
     return {
         "openapi": "3.1.0",
-        "info": {"title": "belljar", "version": version("belljar"), "summary": "Sessions, cells and their output"},
+        "info": {"title": "belljar", "version": own_version(), "summary": "Sessions, cells and their output"},
         "security": [{"bearer": []}, {"cookie": []}],
         "paths": paths,
         "components": {

@@ -6,15 +6,12 @@ operator's choice. None of them names sessions or callers.
 
 import asyncio
 import contextlib
-import functools
-import importlib.metadata
 import ipaddress
 import re
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
@@ -24,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import measures
+from belljar.distribution import own_version
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
@@ -40,7 +38,7 @@ _FRESH_S: Final = 1.0
 
 async def health(_: Request) -> Response:
     """Answer that the process lives, with its version."""
-    return JSONResponse({"status": _OK, "version": _version()})
+    return JSONResponse({"status": _OK, "version": own_version()})
 
 
 def signpost(
@@ -60,11 +58,6 @@ def signpost(
         return PlainTextResponse(line)
 
     return answer
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("belljar")
 
 
 class Operations:
@@ -220,7 +213,7 @@ def gauges(runtime: Runtime) -> list[Gauge]:
     pool, settings = runtime.sessions.pool, runtime.settings
     ready = runtime.preparation
     return [
-        Gauge("belljar_info", "What serves", {version("belljar"): 1}, "version"),
+        Gauge("belljar_info", "What serves", {own_version(): 1}, "version"),
         Gauge(
             "belljar_sessions",
             "Sessions of this server, by what they do",

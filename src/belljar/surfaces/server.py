@@ -1,7 +1,6 @@
 """MCP servers over one runtime: which surfaces a client sees, and at which HTTP path."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from mcp import MCPError
@@ -26,6 +25,7 @@ from pydantic import AnyUrl, ValidationError
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from belljar.distribution import own_version
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.hooks import hookimpl
 from belljar.plugins import Plugins
@@ -204,7 +204,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         "belljar",
         title="belljar",
         instructions=_instructions(surfaces),
-        version=version("belljar"),
+        version=own_version(),
         log_level=runtime.settings.log_level,
         extensions=_extensions(runtime, surfaces),
     )

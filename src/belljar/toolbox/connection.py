@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 import anyio
@@ -35,6 +34,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
+from belljar.distribution import own_version
 from belljar.errors import UpstreamFailed
 from belljar.settings import MEBIBYTE, Settings
 from belljar.toolbox import answers
@@ -343,7 +343,7 @@ class UpstreamConnection:
                     mode=mode,
                     cache=None,
                     input_required_max_rounds=_ROUNDS,
-                    client_info=Implementation(name="belljar", version=version("belljar")),
+                    client_info=Implementation(name="belljar", version=own_version()),
                     elicitation_callback=self._calls.on_elicitation,
                     message_handler=self._on_message,
                 ) as client:

@@ -7,13 +7,14 @@ import asyncio
 import time
 from typing import Any, Protocol, cast
 
+from belljar.distribution import install_extra
 from belljar.errors import PoolUnavailable
 from belljar.settings import Settings
 
 # Refreshed this long before they end, so that no token ends on its way.
 _MARGIN_S = 300
 _MAX_CHARACTERS = 300
-_EXTRA_HINT = 'pip install "belljar[azure]", or set BELLJAR_AZURE_KEY where the endpoint takes keys'
+_EXTRA_HINT = f"{install_extra('azure')}, or set BELLJAR_AZURE_KEY where the endpoint takes keys"
 _TOKEN_HINT = "Sign in with `az login`, or give this machine a managed identity; `belljar doctor` tries it again"  # noqa: S105
 
 

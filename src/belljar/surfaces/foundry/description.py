@@ -4,9 +4,9 @@ It describes the routes of both generations of versions, and is what other progr
 """
 
 import functools
-import importlib.metadata
 from typing import Any, Final
 
+from belljar.distribution import own_version
 from belljar.sessions.identified import LEAST_CHARS, MAX_CHARS
 from belljar.surfaces.foundry.calls import NEW_VERSIONS, OLD_VERSIONS, VERSIONS
 
@@ -35,7 +35,7 @@ def _document() -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "belljar: the data plane of dynamic sessions",
-            "version": importlib.metadata.version("belljar"),
+            "version": own_version(),
             "description": "Runs Python and shell commands in sealed, stateful sessions, one for each identifier.",
         },
         "security": [{"bearer": []}, {"key": []}, {}],

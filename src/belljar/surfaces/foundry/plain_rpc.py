@@ -7,7 +7,6 @@ clients go to the SDK. Both call the same tools.
 
 import json
 import time
-from importlib.metadata import version
 from typing import Any, Final, cast
 
 import anyio
@@ -30,6 +29,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, measures, spans
+from belljar.distribution import own_version
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.foundry.calls import length_of
 from belljar.surfaces.foundry.problems import json_response
@@ -96,7 +96,7 @@ class PlainRpc:
                 return {
                     "protocolVersion": PROTOCOL,
                     "capabilities": {"tools": {"call": True, "list": True}},
-                    "serverInfo": {"name": "belljar", "version": version("belljar")},
+                    "serverInfo": {"name": "belljar", "version": own_version()},
                     "instructions": self._server.instructions,
                 }
             case "ping":
