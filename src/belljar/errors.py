@@ -14,6 +14,7 @@ BelljarError
 │   ├── RunNotFound           run-not-found
 │   ├── SecretRefused         secret-refused
 │   ├── Unauthorized          unauthorized
+│   ├── OperatorNeeded        operator-needed
 │   └── SettingsError         invalid-settings
 │       └── PolicyError           invalid-policy
 ├── LimitError            a limit was reached: wait, or raise the limit
@@ -108,6 +109,12 @@ class Unauthorized(UsageError):
     """Credentials missing or not accepted."""
 
     code = "unauthorized"
+
+
+class OperatorNeeded(UsageError):
+    """A decision that a rule keeps for the operators of the server."""
+
+    code = "operator-needed"
 
 
 class SettingsError(UsageError):

@@ -315,6 +315,7 @@ async def _answer(runtime: Runtime, record: RunRecord, given: dict[str, str] | N
         action="decline" if answer is None else "accept",
         step=step,
         by="belljar workflow answer",
+        is_operator=True,
     )
 
 

@@ -168,6 +168,7 @@ async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion,
             action="decline" if is_declined else "accept",
             step=path,
             by="terminal",
+            is_operator=True,
         )
     except InvalidArgument as error:
         print(f"  {indented(str(error))}", file=sys.stderr)

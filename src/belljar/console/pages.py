@@ -175,7 +175,7 @@ class Pages:
         """Answer `/console/inbox`."""
         access: Access = request.state.access
         ended = await self._monitor.questions(access, "ended")
-        questions = [QuestionView.of(entry) for entry in await self._monitor.questions(access)]
+        questions = [QuestionView.of(entry, access) for entry in await self._monitor.questions(access)]
         shown = ended[:_ENDED_SHOWN]
         return await self.page("inbox.html", request, questions=questions, ended=shown, before=[], only=False)
 
@@ -187,12 +187,12 @@ class Pages:
         ended = [one for one in await self._monitor.questions(access, "ended") if one.id == question_id]
         if not waiting and not ended:
             raise QuestionNotFound(f"there is no question {question_id[:80]!r}", hint="The inbox lists those that wait")
-        questions, before = ([QuestionView.of(entry) for entry in found] for found in (waiting, ended))
+        questions, before = ([QuestionView.of(entry, access) for entry in found] for found in (waiting, ended))
         return await self.page("inbox.html", request, questions=questions, ended=ended, before=before, only=True)
 
-    def question(self, entry: InboxQuestion) -> str:
+    def question(self, entry: InboxQuestion, access: Access) -> str:
         """Return a question as a part of the inbox."""
-        return render("_question.html", question=QuestionView.of(entry))
+        return render("_question.html", question=QuestionView.of(entry, access))
 
     async def page(self, template: str, request: Request, **values: Any) -> Response:
         """Return a page with what all pages have."""

@@ -112,7 +112,7 @@ class PageStreams:
                 waiting = await self._monitor.questions(access)
                 for entry in waiting:
                     if entry.id not in sent:
-                        yield change("question", f"question-{entry.id}", self._pages.question(entry))
+                        yield change("question", f"question-{entry.id}", self._pages.question(entry, access))
                 sent = {entry.id for entry in waiting}
                 if (ids := [f"question-{entry.id}" for entry in waiting]) != sent_ids:
                     sent_ids = ids

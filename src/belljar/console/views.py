@@ -8,6 +8,7 @@ from belljar.console.cells import OutputBlock, is_tall
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_text
 from belljar.executions.inbox import InboxQuestion
+from belljar.monitor.base import Access
 from belljar.monitor.models import UNFINISHED, CallEntry, ExecutionEntry
 
 _WATERFALL_PIXELS: Final = 200
@@ -89,6 +90,7 @@ class QuestionView:
 
     entry: InboxQuestion
     fields: list[FormField]
+    may_answer: bool
 
     @property
     def heading(self) -> str:
@@ -131,9 +133,10 @@ class QuestionView:
         return [*lines, ExcerptLine(last, None, left_out=about.code_lines - last)] if about.code_lines > last else lines
 
     @classmethod
-    def of(cls, entry: InboxQuestion) -> "QuestionView":
-        """Return a question with its form."""
-        return cls(entry, fields_of(entry.fields, is_password=entry.is_password))
+    def of(cls, entry: InboxQuestion, access: Access) -> "QuestionView":
+        """Return a question with its form, for somebody who looks at it."""
+        may_answer = access.is_operator or not entry.in_console
+        return cls(entry, fields_of(entry.fields, is_password=entry.is_password), may_answer)
 
 
 def waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:

@@ -128,12 +128,14 @@ class Execution:
 
     @property
     def question(self) -> Question | None:
-        """Return the question that the client should put to a person now."""
-        if self._made_questions is None:
-            return None
-        current = self._made_questions.current
-        is_elsewhere = current is not None and current.in_console and self._made_questions.inbox is not None
-        return None if is_elsewhere else current
+        """Return the question that the client should put to a person now; never one for the console."""
+        current = self.question_for_anyone
+        return None if current is not None and current.in_console else current
+
+    @property
+    def question_for_anyone(self) -> Question | None:
+        """Return the question that waits, also if it is for the console: for the run that drives this cell."""
+        return self._made_questions.current if self._made_questions is not None else None
 
     @property
     def question_number(self) -> int:
@@ -234,6 +236,10 @@ class Execution:
         if self.question is not None:
             self._questions.answer(reply, number, by=by, where=where)
 
+    def reply_for_run(self, reply: QuestionReply, number: int) -> None:
+        """Answer the pending question for the run that drives this cell, which has checked who may."""
+        self._questions.answer(reply, number)
+
     # Across a change of servers
 
     def resume(
@@ -255,7 +261,7 @@ class Execution:
         if not self.cell.allow_input or not self._is_wanted():
             return None
         inbox = self._questions.inbox
-        if question.in_console and inbox is not None and not inbox.may_ask():
+        if question.in_console and inbox is not None and not inbox.may_ask(in_console=True):
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 from pydantic import Field, JsonValue
 
-from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
+from belljar.errors import InvalidArgument, OperatorNeeded, QuestionClosed, QuestionNotFound
 from belljar.journal.journal import Journal
 from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
 from belljar.journal.session_records import iso_ms
@@ -65,7 +65,9 @@ class QuestionSource(Protocol):
         """Return what waits, of one owner or of all."""
         ...
 
-    async def answer(self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str) -> None:
+    async def answer(
+        self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool
+    ) -> None:
         """Pass an answer on; raises `InvalidArgument` for one that does not fit or comes too late."""
         ...
 
@@ -104,12 +106,12 @@ class Inbox:
             return f"at {url}/console/inbox, or on the server's machine with"
         return "on the server's machine with `belljar console` or"
 
-    def may_ask(self, principal: str) -> bool:
-        """Return whether a question of this owner may wait here for somebody."""
+    def may_ask(self, principal: str, *, in_console: bool = False) -> bool:
+        """Return whether a question of this owner may wait here for somebody who may answer it."""
         if self._rule != "present":
             return self._rule == "always"
-        now = time.monotonic()
-        return any(now - self._seen.get(who, -PRESENCE_S) < PRESENCE_S for who in (None, principal))
+        now, who_may = time.monotonic(), (None,) if in_console else (None, principal)
+        return any(now - self._seen.get(who, -PRESENCE_S) < PRESENCE_S for who in who_may)
 
     def put(self, record: QuestionRecord, take: TakeAnswer) -> None:
         """Record a question and let it be answered."""
@@ -169,12 +171,13 @@ class Inbox:
     ) -> None:
         """Answer a question for the person `by`; raises `QuestionClosed` if it waits no more, with who was first."""
         question = self.find(question_id, principal)
+        check_may_answer(question_id, in_console=question.in_console, is_operator=principal is None)
         if question.state != "waiting":
             raise QuestionClosed(_fate(question))
         given = checked_values(question.fields, values or {}) if action == "accept" else {}
         if question.kind == "workflow":
             for source in self.sources:
-                await source.answer(question, action, given, by)
+                await source.answer(question, action, given, by, is_operator=principal is None)
             return
         if not self.is_open:
             raise InvalidArgument(
@@ -198,9 +201,9 @@ class ExecutionInbox:
     session_id: str
     principal: str
 
-    def may_ask(self) -> bool:
+    def may_ask(self, *, in_console: bool) -> bool:
         """Return whether its questions may wait for somebody outside the client."""
-        return self.inbox.may_ask(self.principal)
+        return self.inbox.may_ask(self.principal, in_console=in_console)
 
     def put(self, number: int, question: Question, limit_s: float, take: TakeAnswer) -> str:
         """Put a question; return its id."""
@@ -224,6 +227,19 @@ class ExecutionInbox:
     def end(self, question_id: str, state: QuestionState, by: str = "", where: str = "") -> None:
         """Record what became of a question."""
         self.inbox.end(question_id, state, by, where)
+
+
+def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> None:
+    """Raise `OperatorNeeded` if a rule keeps a question for operators and somebody else answers.
+
+    An owner's own key is no operator's, because the agent whose call is in question holds it.
+    """
+    if in_console and not is_operator:
+        raise OperatorNeeded(
+            f"question {question} is kept for an operator, and a client's credentials are not an operator's",
+            hint="Tell the person: `belljar console` or `belljar inbox` on the server's machine shows it, and a key "
+            "that `console_operators` names may answer it",
+        )
 
 
 def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

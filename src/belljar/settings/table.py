@@ -355,7 +355,9 @@ class Settings(BaseSettings):
         "without them keys are the only way in.",
     )
     console_operators: Annotated[list[str], FEWER] = Field(
-        [], description="Principals that see the sessions of all owners in the console, like `key:alice`."
+        [],
+        description="Principals that are operators, like `key:alice`: in the console and its API they see the sessions "
+        'of all owners and answer questions of rules with `answered_in = "console"`. Name no key that an agent holds.',
     )
     console_scripts: Annotated[Literal["ask", "never"], towards("ask", "never")] = Field(
         "ask",

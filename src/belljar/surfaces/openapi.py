@@ -19,7 +19,7 @@ _FORMS: dict[str, dict[str, Any]] = {"form": {"enum": [*EXPORT_FORMATS]}}
 _REFUSALS = {
     "400": "An argument is wrong",
     "401": "No credentials, or none that are accepted",
-    "403": "A page of another origin made the request",
+    "403": "A page of another origin made the request, or only an operator may answer the question",
     "404": "There is no such thing, or it belongs to somebody else",
     "409": "Not possible now: busy, already answered, or the kernel has died",
     "413": "Too large",

@@ -40,7 +40,11 @@ class RunInbox:
             )
         return found
 
-    async def answer(self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str) -> None:
+    async def answer(
+        self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool
+    ) -> None:
         """See `QuestionSource`."""
         run_id, _, path = question.id.partition(":")
-        await self._workflows.answer(run_id, question.owner, values, action=action, step=path, by=by)
+        await self._workflows.answer(
+            run_id, question.owner, values, action=action, step=path, by=by, is_operator=is_operator
+        )

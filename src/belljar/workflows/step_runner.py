@@ -261,17 +261,17 @@ class StepRunner:
         seen = 0
         while not execution.is_finished:
             seen = self._pass_on(execution, path, seen)
-            question = execution.question
+            question = execution.question_for_anyone
             if question is None:
                 await execution.wait_for_change(POLL_S)
                 await self._stop_if_wanted(execution)
             elif approved and (await session.recordable(question)).message == approved:
-                execution.reply(QuestionReply("accept"), execution.question_number)
+                execution.reply_for_run(QuestionReply("accept"), execution.question_number)
                 approved = ""
             elif question.is_ours and self._is_before_anything(execution, question, expected):
                 # Nothing of it has happened, so it need not wait with a process: it is tried again with the answer.
                 parked = await session.recordable(question)
-                execution.reply(QuestionReply("cancel"), execution.question_number)
+                execution.reply_for_run(QuestionReply("cancel"), execution.question_number)
             else:
                 await self._hold(execution, question, path, attempt, session)
         self._pass_on(execution, path, seen)
@@ -309,11 +309,15 @@ class StepRunner:
         )
         await run.ask(path, attempt, asked)
         with run.resting(), run.asking(is_from_cell=True):
-            while not execution.is_finished and execution.question_number == number and execution.question is not None:
+            while (
+                not execution.is_finished
+                and execution.question_number == number
+                and execution.question_for_anyone is not None
+            ):
                 row = run.records.step(run.id, path, attempt)
                 if row is not None and row.state == "answered":
                     answer = json.loads(row.answer or "{}")
-                    execution.reply(QuestionReply(answer["action"], answer["values"]), number)
+                    execution.reply_for_run(QuestionReply(answer["action"], answer["values"]), number)
                     break
                 await self._stop_if_wanted(execution)
                 await run.pause(POLL_S)

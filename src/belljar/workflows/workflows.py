@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
+from belljar.executions.inbox import check_may_answer
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
 from belljar.sessions.closer import DAY_S
@@ -34,8 +35,6 @@ from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 LOOK_S = 5.0
 """How often a server looks for runs that nobody drives and that can go on."""
 MAX_LISTED = 100
-CLIENT = ("client", "elicitation")
-"""Who brings answers that a client may have made up or passed on."""
 ID_CHARS = 16
 Action = Literal["accept", "decline"]
 # States of a latest attempt whose code may have run in part.
@@ -270,16 +269,13 @@ class Workflows:
         action: Action = "accept",
         step: str = "",
         by: str = "",
+        is_operator: bool = False,
     ) -> LiveRun | None:
         """Record a person's answer to a question of a run, and have the run go on; the run if this server drives it."""
         record = self._find(run_id, principal)
         asked = self._find_question(record, step)
         question = read_question(asked.question or "")
-        if question.in_console and by in CLIENT:
-            raise InvalidArgument(
-                f"the question of step {asked.path} has to be answered at the server's inbox",
-                hint="Tell the person: `belljar console` or `belljar inbox` on the server's machine shows it",
-            )
+        check_may_answer(f"{record.id}:{asked.path}", in_console=question.in_console, is_operator=is_operator)
         given = checked_answer(question, values or {}) if action == "accept" else {}
         now = time.time()
         if asked.expires_at is not None and now >= asked.expires_at:
