@@ -148,8 +148,6 @@ LONG = frozenset(
 # Single tests of other files that take long, or repeat with another parameter what a quick one proves.
 LONG_TESTS = frozenset(
     {
-        "test_a_cell_is_shown_alike[an estimator]",
-        "test_a_cell_is_shown_alike[sympy]",
         "test_a_clock_that_jumps_ends_nothing[-31536000]",
         "test_a_jupyter_front_end_shares_the_agents_session[tcp]",
         "test_a_jupyter_kernel_installs_and_proves_too",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from .shell import Shell
+from .shell import ZMQShell
 
 _LAST_RESULTS = ("_", "__", "___")
 _LAST_INPUTS = ("_i00", "_i", "_ii", "_iii")
@@ -21,7 +21,7 @@ _LAST_ERRORS = ("last_type", "last_value", "last_traceback", "last_exc")
 
 
 @contextmanager
-def no_traces(shell: Shell) -> Generator[None, None, None]:
+def no_traces(shell: ZMQShell) -> Generator[None, None, None]:
     """Restore names, `In`, `Out`, the count, remembered inputs and results, sources and errors after the block."""
     hook: Any = shell.displayhook
     history: Any = shell.history_manager

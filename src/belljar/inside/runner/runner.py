@@ -41,7 +41,7 @@ from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint
 from .host_link import HostLink
 from .pristine import no_traces
-from .shell import Shell, build_shell, direct_outputs
+from .shell import ZMQShell, build_shell, direct_outputs
 from .state_file import StateContext
 from .state_load import StateLoader
 from .state_save import StateSaver
@@ -66,7 +66,7 @@ class Runner(HostLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shell: Shell = build_shell()
+        self.shell: ZMQShell = build_shell()
         comms.install(self.emit)
         self._awaits_go = False
         self.is_checkpoint = False

@@ -175,8 +175,12 @@ class _DiscardedOutputs(defaultdict[int, list[Any]]):
         return []
 
 
-class Shell(InteractiveShell):
-    """The shell; one for each process."""
+class ZMQShell(InteractiveShell):
+    """The shell; one for each process.
+
+    pandas looks for `zmq` in the name, and takes any other shell for a terminal of 80 columns. It is not the whole name
+    of ipykernel's shell, because those who look for that one draw widgets, which no model can read.
+    """
 
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(Publisher)
@@ -346,7 +350,7 @@ def _print_without_restart(*arguments: Any, **options: Any) -> None:
         print(*arguments, **options)
 
 
-def build_shell() -> Shell:
+def build_shell() -> ZMQShell:
     """Build the shell, with nothing in it that a fork could not share."""
     packaging.print = _print_without_restart  # pyright: ignore[reportAttributeAccessIssue]
     config = Config()
@@ -354,8 +358,11 @@ def build_shell() -> Shell:
     config.Completer.use_jedi = False
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.banner1 = ""
-    shell: Any = Shell.instance(config=config)
+    shell: Any = ZMQShell.instance(config=config)
     shell.input_transformer_manager = CellTransformer()
+    # For good and not for each cell, because pandas looks for `get_ipython` when it is imported, to know whether it is
+    # in a notebook: that may be in a zygote, when a session wakes, or in a task between two cells.
+    shell.builtin_trap.__enter__()
     if hasattr(shell.history_manager, "outputs"):
         shell.history_manager.outputs = _DiscardedOutputs()
     # IPython's fork hook ends the threads of these, and ours has none. Not a WeakSet, because going through one writes
@@ -369,7 +376,7 @@ def build_shell() -> Shell:
     return shell
 
 
-def direct_outputs(shell: Shell, emit: Emit) -> None:
+def direct_outputs(shell: ZMQShell, emit: Emit) -> None:
     """Send displays, results and errors to `emit` from now on."""
     publishers: list[Any] = [shell, shell.display_pub, shell.displayhook]
     for publisher in publishers:

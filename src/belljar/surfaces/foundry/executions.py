@@ -41,7 +41,7 @@ INPUT_TYPES: Final = {name.lower(): name for name in ("Inline", "InlineBase64", 
 EXECUTION_TYPES: Final = {name.lower(): name for name in ("Synchronous", "Asynchronous")}
 _OPERATION: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _COMMAND: Final = "get_ipython().run_command("
-"""How the cell of a shell command begins: see `Shell.run_command` in the runner."""
+"""How the cell of a shell command begins: see `ZMQShell.run_command` in the runner."""
 _STATUSES: Final = {
     "ok": "Succeeded",
     "error": "Failed",
