@@ -1,4 +1,4 @@
-"""Twenty results that agents meet every day: the tokens a model reads of each, here and from a plain ipykernel.
+"""Results that agents meet every day: the tokens a model reads of each, here and from a plain ipykernel.
 
 The peer is counted twice. *Plain* is what a careful bridge from Jupyter to MCP puts into text: streams, `text/plain` of
 displays and results, tracebacks without colours; the figures of the single cases are beside it. *Raw* is everything the
@@ -6,24 +6,27 @@ kernel's messages say, as simple bridges pass it on: also HTML, Markdown, LaTeX,
 left out on both sides, because they cost the same. Ours is the text block of the answer, its last line included. That
 nothing is lost is checked: each case names the words that a model needs, and they have to be there. Each case runs in a
 session that `new_session` made; what the first result of a session adds, its id and two sentences, is a figure of its
-own.
+own. What a policy refuses and what a person declines has no peer, and stands apart.
 
 Also the tokens of `tools/list`, which every conversation pays before its first call.
 """
 
 import json
 import re
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from mcp import Client
-from mcp.types import TextContent
+from mcp.types import ElicitResult, TextContent
 
 from belljar.runtime import open_runtime
 from belljar.surfaces.server import build_server
+from belljar.toolbox.server_config import StdioServer
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.registries import kept
+from bench.servers import bare_command
 from bench.stage import Stage
 from bench.tokens import count_tokens
 
@@ -64,7 +67,35 @@ CASES = (
     Case("a syntax error", "for i in range(3)\n    print(i)", ("SyntaxError", "line 1")),
     Case("bad JSON", "import json\njson.loads('{\"a\": 1,}')", ("JSONDecodeError", "line 2")),
     Case("a warning", "import warnings\nwarnings.warn('deprecated thing')\nprint('done')", ("deprecated", "done")),
+    Case(
+        "a progress bar of 2,000 updates",
+        "import sys\nfor n in range(2_001):\n    print(f'\\r{n / 20:3.0f}%|{\"#\" * (n // 100):20}| {n}/2000', end='', "
+        "file=sys.stderr)\nprint(file=sys.stderr)\n'accuracy 0.93'",
+        ("2000/2000", "accuracy 0.93"),
+    ),
     Case("two thousand lines", "for i in range(2_000): print('step', i, 'loss', 1 / (i + 1))", ("step 0", "step 1999")),
+)
+
+POLICY = """
+[[code]]
+calls = ["os.system"]
+reason = "no other programs"
+
+[[code]]
+imports = ["smtplib"]
+decision = "ask"
+reason = "mail goes to others"
+
+[[tools]]
+match = "bare.*"
+decision = "deny"
+reason = "not in this project"
+"""
+POLICY_CASES = (
+    Case("code that the policy rejects", "import os\nos.system('make')", ("line 2", "os.system", "no other programs")),
+    Case("a tool call that it denies", "from servers import bare\nbare.nothing(code='x')", ("bare.nothing", "project")),
+    Case("a cell that a person declined", "import smtplib\nsmtplib.SMTP('localhost')", ("smtplib",)),
+    Case("a syntax error under a policy", "for i in range(3)\n    print(i)", ("line 1",)),
 )
 
 
@@ -79,8 +110,9 @@ async def measure(stage: Stage) -> list[Figure]:
         listed = json.dumps([_listed(tool) for tool in (await client.list_tools()).tools])
         ours = [await _read(client, case) for case in CASES]
         first = await _read(client, PRINTED, in_new_session=True)
-    of_list, of_first, *counts = count_tokens([listed, first, *ours, *plain, *raw], kept())
-    mine, bare, whole = (counts[start : start + len(CASES)] for start in range(0, len(counts), len(CASES)))
+    refused = await _refusals(stage)
+    of_list, of_first, *counts = count_tokens([listed, first, *ours, *plain, *raw, *refused], kept())
+    mine, bare, whole = (counts[start : start + len(CASES)] for start in range(0, 3 * len(CASES), len(CASES)))
     what = f"{len(CASES)} typical results"
     return [
         Figure("model-tokens", what, "tokens", sum(mine), sum(bare), note="peer: ipykernel, text/plain only"),
@@ -93,7 +125,33 @@ async def measure(stage: Stage) -> list[Figure]:
             Figure("model-tokens", case.name, "tokens", own, peer, note=f"raw {all_of_it:,}")
             for case, own, peer, all_of_it in zip(CASES, mine, bare, whole, strict=True)
         ),
+        *(
+            Figure("model-tokens", case.name, "tokens", own)
+            for case, own in zip(POLICY_CASES, counts[3 * len(CASES) :], strict=True)
+        ),
     ]
+
+
+async def _refusals(stage: Stage) -> list[str]:
+    """What a model reads where a policy says no, or a person who is asked."""
+
+    async def decline(context: object, params: object) -> ElicitResult:
+        return ElicitResult(action="decline")
+
+    policy = stage.folder / "policy.toml"
+    policy.write_text(POLICY)
+    command, *arguments = bare_command()
+    chosen = {"fork_start": False, "pool_size": 0, "hibernate": False, "policy": str(policy)}
+    settings = stage.settings().model_copy(
+        update={**chosen, "mcp_servers": {"bare": StdioServer("bare", command, tuple(arguments))}}
+    )
+    async with AsyncExitStack() as opened:
+        runtime = await opened.enter_async_context(open_runtime(settings))
+        surface = build_server(runtime, ["interpreter"])
+        client = await opened.enter_async_context(Client(surface, elicitation_callback=decline))
+        if runtime.toolbox is not None:
+            await runtime.toolbox.wait_until_ready()
+        return [await _read(client, case) for case in POLICY_CASES]
 
 
 def _listed(tool: Any) -> dict[str, Any]:

@@ -47,9 +47,10 @@ CELLS = [
     "%time 1 + 1",
     "'x' * 30_000",
     "print('one'); display(Markdown('two')); print('three'); display('four'); print('five')\n'six'",
+    "for n in range(101): print(f'\\r{n}% of the bar', end='')\nprint()",
     "print('last words', flush=True)\nimport os\nos._exit(3)",
 ]
-PICTURE, PAGE, RAISED, UNDONE, LONG, MIXED, DEAD = 1, 2, 5, 11, 13, 14, 15
+PICTURE, PAGE, RAISED, UNDONE, LONG, MIXED, BAR, DEAD = 1, 2, 5, 11, 13, 14, 15, 16
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,14 @@ def test_prints_displays_and_the_value_keep_their_order_in_every_format(exported
         after_the_code = exported(name, *flags).rpartition("display(Markdown(")[2].partition("six")[2]
         found = [after_the_code.find(word) for word in words]
         assert (sorted(found), -1 in found) == (found, False), name
+
+
+def test_a_progress_bar_is_exported_as_it_was_last(exported: Run) -> None:
+    (output,) = json.loads(exported("out.ipynb"))["cells"][BAR]["outputs"]
+    assert "".join(output["text"]) == "100% of the bar\n"
+    for name, flags in {"out.md": [], "out.html": [], "out.py": ["--outputs"]}.items():
+        text = exported(name, *flags)
+        assert ("100% of the bar" in text, "99% of the bar" in text) == (True, False), name
 
 
 def test_what_was_taken_back_is_marked(exported: Run) -> None:

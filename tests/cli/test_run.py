@@ -1,9 +1,11 @@
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,32 @@ def test_output_comes_while_the_code_runs(started: Run) -> None:
         assert process.stdout.readline() == "early\n"
         out, _ = process.communicate("answer\n")
         assert (out, process.returncode) == ("late answer\n", 0)
+
+
+BAR = "import sys\nfor n in range(101): print(f'\\r{n}%', end='', file=sys.stderr)\nprint('a\\r\\nb\\r', end='')"
+
+
+def test_a_progress_bar_is_one_line_in_a_pipe_and_moves_on_a_terminal(
+    shell_run: Run, place: Path, default_environment: Environment
+) -> None:
+    answer = shell_run("-c", BAR)
+    assert (answer.stdout, _warnings_apart(answer.stderr)) == ("a\nb", "100%")
+    ours, theirs = pty.openpty()
+    command = _command(("-c", BAR))
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=_variables(place, default_environment),
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the terminal is closed once the process has ended
+            while part := os.read(ours, 65_536):
+                shown += part
+    os.close(ours)
+    assert (process.returncode, shown.count(b"\r") >= 101, b"\r99%\r100%" in shown) == (0, True, True)
 
 
 def test_json_is_all_there_is_on_stdout(belljar_run: Run) -> None:

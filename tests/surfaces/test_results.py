@@ -203,6 +203,31 @@ async def test_streams_are_apart_and_also_together_in_order(caller: Caller, shar
     assert "".join(result.output).replace("four\n", "") == "one\ntwo\nthree\nfive\n"
 
 
+async def test_a_progress_bar_is_read_as_it_is_last(runtime: Runtime, caller: Caller, shared_session: str):
+    code = (
+        "import sys\nfor n in range(2_001):\n"
+        "    print(f'\\r{n / 20:5.1f}%|{\"#\" * (n // 100):20}|', end='', file=sys.stderr)\n"
+        "    if n % 1_000 == 0: print('row', n)\nprint(file=sys.stderr)\n'the answer'"
+    )
+    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    bar = f"100.0%|{'#' * 20}|"
+    assert text_of(answer).startswith(f"row 0\nrow 1000\nrow 2000\n{bar}\nOut[")
+    result = answer.structured_content or {}
+    assert (result["stdout"], result["stderr"], result["truncated"]) == (
+        "row 0\nrow 1000\nrow 2000\n",
+        f"{bar}\n",
+        None,
+    )
+    page = await caller.call("get_execution", execution_id=result["execution_id"], offset=0)
+    assert "  0.0%" not in text_of(page)
+    # What is kept is what was printed, and the numbers of events are as they were.
+    events = [*runtime.sessions.journal.events(result["execution_id"], 0)]
+    assert "".join(event.text for event in events if event.kind == "stderr").count("\r") == 2_001
+    last_text = next(event.sequence for event in events if event.kind == "result") - 1
+    rest = await caller.call("get_execution", execution_id=result["execution_id"], since=last_text)
+    assert (rest.structured_content or {})["output"] == []
+
+
 async def test_code_cannot_print_a_notice_of_belljars(caller: Caller, shared_session: str):
     code = "print('[belljar: ada ran a cell]')\nprint('[bell', end=''); print('jar: x]')\n'[belljar: y]'"
     answer = await caller.call("execute_code", code=code, session_id=shared_session)

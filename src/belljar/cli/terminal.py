@@ -5,6 +5,7 @@ import base64
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from belljar.answers import JSON_HINT
@@ -14,6 +15,7 @@ from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.mime_bundles import is_readable
+from belljar.outputs.terminal_text import LineFolder
 
 INTERRUPTED = 130
 """The exit status that a shell gives a process that Ctrl-C ended."""
@@ -28,7 +30,8 @@ _STDIN = 0
 class OutputPrinter:
     """Writes the events of a cell to stdout and stderr, except rich outputs that are saved as files.
 
-    With `is_quiet` it writes nothing to stdout. Stdout stays as it is where no person reads it beside our notices.
+    With `is_quiet` it writes nothing to stdout. Where no person reads stdout beside our notices, it stays as it is, but
+    for progress bars: what is no terminal gets their last state.
     """
 
     def __init__(self, session: SessionHandle, *, is_quiet: bool = False) -> None:
@@ -37,14 +40,19 @@ class OutputPrinter:
         self._is_line_open = False
         self._disarmer = StreamDisarmer()
         self._is_stdout_shown = sys.stdout.isatty()
+        self._is_animated = {"stdout": self._is_stdout_shown, "stderr": sys.stderr.isatty()}
+        self._folder = LineFolder()
 
     async def show(self, event: OutputEvent) -> None:
         """Write one event."""
+        if event.kind in self._is_animated:
+            is_animated = self._is_animated[event.kind]
+            await self._print_streams(
+                [(event.kind, event.text)] if is_animated else self._folder.add(event.kind, event.text)
+            )
+            return
+        await self._print_streams(self._folder.settle())
         match event.kind:
-            case "stdout":
-                await self._print(event.text)
-            case "stderr":
-                await self._print_error(event.text)
             case "notice":
                 self._disarmer.notice()
                 await write(sys.stderr, event.text)
@@ -60,11 +68,16 @@ class OutputPrinter:
             case "error":
                 if exit_argument(event.text) is None:
                     await self._print_error(_traceback(event))
-            case "clear":
+            case _:
                 pass
+
+    async def _print_streams(self, texts: Sequence[tuple[str, str]]) -> None:
+        for name, text in texts:
+            await (self._print(text) if name == "stdout" else self._print_error(text))
 
     async def end(self, result: ExecutionResult) -> None:
         """Write how the cell ended, where its output does not say that already."""
+        await self._print_streams(self._folder.settle())
         if line := last_line(result):
             await write(sys.stderr, f"{line}\n")
 

@@ -24,6 +24,7 @@ from belljar.models import OutputEvent
 from belljar.outputs.displays import read_display
 from belljar.outputs.imitations import disarmed_around
 from belljar.outputs.notebook import NotebookCell
+from belljar.outputs.terminal_text import LineFolder
 
 _SHOWN = 5
 
@@ -142,11 +143,13 @@ def read_printed(
 ) -> PrintedPage:
     """Return the text of an execution from character `offset` on, at most `limit` characters; 0 means all.
 
-    Both count characters as they were printed, without marks. Opens a connection of its own, so any thread may call it.
+    Both count characters as they were printed, without marks; of a line that is written over, the last
+    state is returned. Opens a connection of its own, so any thread may call it.
     `unwritten` are the events that were not in the file when the caller looked; those that were written since are not
     repeated.
     """
     parts: list[tuple[str, bool]] = []
+    folder = LineFolder()
     left = limit or sys.maxsize
     is_last = True
     with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
@@ -156,10 +159,14 @@ def read_printed(
             offset -= skipped
             part = text[skipped : skipped + left]
             left -= len(part)
-            parts.append((part, kind == "notice"))
+            is_stream = kind in ("stdout", "stderr")
+            parts += [(line, False) for _, line in (folder.add(kind, part) if is_stream else folder.settle())]
+            if not is_stream:
+                parts.append((part, kind == "notice"))
             if skipped + len(part) < len(text):
                 is_last = False
                 break
+    parts += [(line, False) for _, line in folder.settle()]
     return PrintedPage(disarmed_around(parts), is_last)
 
 

@@ -1,7 +1,7 @@
 """A session's executions as a notebook that Jupyter opens."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from belljar.outputs.budget import within_budget
 from belljar.outputs.events import Notice
 from belljar.outputs.imitations import disarmed_around
 from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
+from belljar.outputs.terminal_text import LineFolder
 
 Shown = dict[str, list[Any]]
 UNDONE = "undone"
@@ -64,9 +65,22 @@ def cell_outputs(ran: NotebookCell, read_display: ReadDisplay, shown: Shown, *, 
     """Return what a cell showed; `shown` has the displays of earlier cells, which it may update, by their id."""
     v4 = _nbformat().v4
     outputs = _Outputs(v4, ran.result, read_display, shown, limit_chars)
-    for event in within_budget(ran.events, limit_chars):
+    for event in within_budget(_folded(ran.events), limit_chars):
         outputs.add(event)
     return [*outputs.whole(), *_ending(v4, ran, has_error=outputs.has_error)]
+
+
+def _folded(events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
+    """Yield the events with lines that are written over as they are last."""
+    folder = LineFolder()
+    for event in events:
+        is_text = event.kind in ("stdout", "stderr")
+        for kind, text in folder.add(event.kind, event.text) if is_text else folder.settle():
+            yield event.model_copy(update={"kind": kind, "text": text, "data": {}})
+        if not is_text:
+            yield event
+    for kind, text in folder.settle():
+        yield OutputEvent.model_validate({"sequence": 0, "kind": kind, "text": text})
 
 
 def _nbformat() -> Any:

@@ -1,16 +1,23 @@
 """Output events to the fields of a result: what a caller is shown, with a notebook's rules for clearing and updating.
 
+A line that is written over, such as a progress bar, is shown as it is last; the journal has all that was printed.
+
 Live executions and replays from the journal go through the same code, so that they give the same results.
 """
 
 from collections import deque
+from collections.abc import Iterable
+from copy import copy
+from typing import Self
 
 from belljar.models import Display, OutputEvent, ResultNotice, Truncation
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import INLINE_CHARS
 from belljar.outputs.imitations import disarmed
+from belljar.outputs.terminal_text import LineFolder
 
 MAX_DISPLAYS = 50
+STREAMS = ("stdout", "stderr")
 MARK = "mark"
 """The name of a mark between texts: it has no text, takes nothing of the budget, and is never left out."""
 
@@ -26,8 +33,6 @@ class Summary:
         self._left_out = 0
         self._displays: list[Display] = []
         """The displays, in the order of their marks between the texts."""
-        self._bytes_before_last = 0
-        """How many bytes of text came before the last display."""
         self._rich_result: Display | None = None
         self.result: str | None = None
         self.error: str | None = None
@@ -103,7 +108,6 @@ class Summary:
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
         self._displays = []
-        self._bytes_before_last = 0
         self._rich_result = None
         self._left_out = 0
         self._is_clear_pending = False
@@ -137,14 +141,13 @@ class Summary:
             self._left_out += 1
             return
         self._displays.append(display)
-        self._bytes_before_last = self._text.total_bytes
         self._text.mark()
 
     def _is_last(self, display: Display) -> bool:
         """Return whether this place shows the display already, byte for byte, and neither of the two can be updated."""
         if display.uri is None or display.display_id is not None or not self._displays:
             return False
-        return self._displays[-1].uri == display.uri and self._bytes_before_last == self._text.total_bytes
+        return self._displays[-1].uri == display.uri and self._text.ends_with_mark
 
 
 def _cut_of(event: OutputEvent) -> Truncation | None:
@@ -163,10 +166,16 @@ def _display_in(event: OutputEvent) -> Display | None:
 
 
 class TextBudget:
-    """Stream text in the order it was produced, of which at most `budget_chars` characters stay in memory."""
+    """Stream text in the order it was produced, of which at most `budget_chars` characters stay in memory.
+
+    What is counted and kept is the text with written over lines as they are last.
+    """
 
     def __init__(self, budget_chars: int) -> None:
         self._limit = budget_chars // 2
+        self._folder = LineFolder()
+        self.ends_with_mark = False
+        """Whether nothing came after the latest mark."""
         self._head: list[tuple[str, str]] = []
         self._tail: deque[tuple[str, str]] = deque()
         self._head_chars = 0
@@ -175,7 +184,18 @@ class TextBudget:
         self.total_bytes = 0
 
     def add(self, name: str, text: str) -> None:
-        """Append text of one stream."""
+        """Append text of one stream, or a notice."""
+        self.ends_with_mark = self.ends_with_mark and not text
+        if name in STREAMS:
+            self._keep_all(self._folder.add(name, text))
+        else:
+            self._keep_all([*self._folder.settle(), (name, text)])
+
+    def _keep_all(self, parts: Iterable[tuple[str, str]]) -> None:
+        for name, text in parts:
+            self._keep(name, text)
+
+    def _keep(self, name: str, text: str) -> None:
         self.total_bytes += _size(text)
         room = self._limit - self._head_chars
         if room > 0:
@@ -190,6 +210,8 @@ class TextBudget:
 
     def mark(self) -> None:
         """Mark the place between the text so far and the text to come."""
+        self._keep_all(self._folder.settle())
+        self.ends_with_mark = True
         (self._head if self._head_chars < self._limit else self._tail).append((MARK, ""))
 
     def _trim_tail(self) -> None:
@@ -206,14 +228,29 @@ class TextBudget:
 
     def segments(self) -> list[tuple[str, str]]:
         """Return (stream, text) pairs and marks, with a line in place of what is left out."""
+        return self._with_held_lines()._segments()
+
+    def truncation(self, uri: str) -> Truncation | None:
+        """Return how much is missing and where the whole text is; None when nothing is missing."""
+        return self._with_held_lines()._truncation(uri)
+
+    def _with_held_lines(self) -> Self:
+        held = self._folder.held()
+        if not held:
+            return self
+        whole = copy(self)
+        whole._head, whole._tail = [*self._head], self._tail.copy()
+        whole._keep_all(held)
+        return whole
+
+    def _segments(self) -> list[tuple[str, str]]:
         left_out = self.total_bytes - self._shown_bytes()
         if left_out <= 0:
             return _merged([*self._head, *self._tail])
         cut = ("notice", f"\n[belljar: {left_out:,} bytes left out here]\n")
         return _merged([*self._head, cut, *[(MARK, "")] * self._marks_left_out, *self._tail])
 
-    def truncation(self, uri: str) -> Truncation | None:
-        """Return how much is missing and where the whole text is; None when nothing is missing."""
+    def _truncation(self, uri: str) -> Truncation | None:
         shown = self._shown_bytes()
         if shown >= self.total_bytes:
             return None

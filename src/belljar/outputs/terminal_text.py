@@ -17,7 +17,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 def as_plain(text: str) -> str:
     """Return the text as a person would have seen it in a terminal without colours."""
-    return printable(folded(without_escapes(text)))
+    return printable(without_escapes(folded(text.replace("\r\n", "\n"))))
 
 
 def without_escapes(text: str) -> str:
@@ -25,37 +25,107 @@ def without_escapes(text: str) -> str:
     return _ESCAPES.sub("", text)
 
 
-def folded(text: str) -> str:
-    """Return the text with carriage returns and backspaces carried out, as progress bars mean them."""
-    if "\r" not in text and "\b" not in text:
-        return text
-    return "\n".join(map(_folded_line, text.split("\n")))
-
-
 def printable(text: str) -> str:
     """Return the text with a visible sign for every character that would control rather than show something."""
     return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+# Lines that are written over, as progress bars do
+
+_TO_START = re.compile(r"\x1b\[[01]?G|\x1b\[1?A\n")
+"""What takes a bar back to the beginning of its line beside a carriage return. The second form, one line up and down
+again, is between two updates of a bar below another one (tqdm with `position=1`)."""
+_LINE_ERASED = re.compile(r"\x1b\[2K")
+_REST_ERASED = re.compile(r"\x1b\[0?K")
+_MAX_OPEN_CHARS = 8_192
+
+
+def folded(text: str) -> str:
+    """Return the text with carriage returns, backspaces and erased lines carried out, as progress bars mean them.
+
+    Lines without them stay as they are, with their colours and their `\\r\\n`.
+    """
+    if "\x1b" in text:
+        text = _TO_START.sub("\r", text)
+    if "\r" not in text and "\b" not in text:
+        return text
+    *lines, last = text.split("\n")
+    return "\n".join([*map(_folded_whole_line, lines), _folded_line(last)])
+
+
+class LineFolder:
+    """Folds streams that come piece by piece: of each it holds the line that has not ended, which may be replaced.
+
+    A bar of one stream may be updated between whole lines of the other. It comes after them, because it holds on.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, str] = {}
+
+    def add(self, name: str, text: str) -> list[tuple[str, str]]:
+        """Add text of a stream; return pairs of stream and text that nothing can replace any more."""
+        settled = [
+            (other, self._open.pop(other)) for other in [*self._open] if other != name and not self._is_bar(other)
+        ]
+        whole = self._open.pop(name, "") + text
+        if "\x1b" in whole:
+            whole = _TO_START.sub("\r", whole)
+        lines, end, line = whole.rpartition("\n")
+        if end:
+            settled.append((name, folded(lines + end)))
+        before, mark, latest = line.rpartition("\r")
+        # As short as it can be, because a bar is read and updated again and again.
+        line = f"{_folded_line(before)}{mark}{latest}"
+        if len(line) > _MAX_OPEN_CHARS:
+            settled.append((name, folded(line)))
+        elif line:
+            self._open[name] = line
+        return settled
+
+    def held(self) -> list[tuple[str, str]]:
+        """Return the lines that have not ended, as they look now."""
+        return [(name, folded(line)) for name, line in self._open.items()]
+
+    def settle(self) -> list[tuple[str, str]]:
+        """Return the lines that have not ended, because what comes next does not replace them."""
+        held = self.held()
+        self._open = {}
+        return held
+
+    def _is_bar(self, name: str) -> bool:
+        return "\r" in self._open[name] or "\b" in self._open[name]
+
+
+def _folded_whole_line(line: str) -> str:
+    """Return a line that has ended. A carriage return at its end belongs to the end."""
+    return f"{_folded_line(line[:-1])}\r" if line.endswith("\r") else _folded_line(line)
+
+
 def _folded_line(line: str) -> str:
-    if "\b" in line:
-        line = _without_backspaces(line)
+    if "\r" not in line and "\b" not in line:
+        return line
     parts: list[str] = []
     covered = 0
     # From the last part backwards, so that a line overwritten a million times costs no more than its length.
-    for written in reversed(line.split("\r")):
+    for part in reversed(line.split("\r")):
+        fresh = _LINE_ERASED.split(part)
+        written = _without_backspaces(without_escapes(fresh[-1]))
         if len(written) > covered:
             parts.append(written[covered:])
             covered = len(written)
+        if len(fresh) > 1 or _REST_ERASED.search(part):
+            break
     return "".join(parts)
 
 
-def _without_backspaces(line: str) -> str:
+def _without_backspaces(text: str) -> str:
+    if "\b" not in text:
+        return text
     kept: list[str] = []
-    for character in line:
+    for character in text:
         if character != "\b":
             kept.append(character)
-        elif kept and kept[-1] != "\r":
+        elif kept:
             kept.pop()
     return "".join(kept)
 
@@ -70,7 +140,7 @@ _NAMES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 def coloured(text: str) -> str:
     """Return the text as HTML, escaped, with `ansi-…` classes for what was coloured."""
-    text = "\n".join(folded(without_escapes(line)) if "\r" in line or "\b" in line else line for line in _lines(text))
+    text = folded(text.replace("\r\n", "\n"))
     parts: list[str] = []
     classes: dict[str, str] = {}
     for place, part in enumerate(_COLOUR_CODE.split(text)):
@@ -79,10 +149,6 @@ def coloured(text: str) -> str:
         elif part:
             parts.append(_span(escape(printable(without_escapes(part))), classes))
     return "".join(parts)
-
-
-def _lines(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").split("\n")
 
 
 def _changed(classes: dict[str, str], codes: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.outputs.budget import clip
 from belljar.outputs.events import Notice
 from belljar.outputs.imitations import disarmed
+from belljar.outputs.terminal_text import folded
 from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
 from belljar.sessions.programs import ProgramRunner
@@ -318,16 +319,17 @@ class ExecutorSurface:
 def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
     """Return the answer's fields. Only the exit status says whether the program failed: stderr may have warnings."""
     reason = _reason(end, timeout_s)
-    fields: Fields = {"status": "error" if reason else "success", "output": disarmed(clip(end.stdout, budget))}
+    shown_out, shown_err = folded(end.stdout), folded(end.stderr)
+    fields: Fields = {"status": "error" if reason else "success", "output": disarmed(clip(shown_out, budget))}
     # This tool's clients know no notices: they come before what the program wrote to stderr.
     notices = "".join(Notice(text).line for text in end.notices)
-    stderr = f"{notices}{disarmed(clip(end.stderr, budget))}"
+    stderr = f"{notices}{disarmed(clip(shown_err, budget))}"
     if reason:
         fields["error"] = "\n".join(part for part in (stderr.strip(), reason) if part)
     elif stderr:
         fields["stderr"] = stderr
-    total = len(end.stdout) + len(end.stderr)
-    if len(end.stdout) > budget or len(end.stderr) > budget or end.dropped_bytes:
+    total = len(shown_out) + len(shown_err)
+    if len(shown_out) > budget or len(shown_err) > budget or end.dropped_bytes:
         fields["truncated"] = {"shown_chars": min(total, 2 * budget), "total_chars": total + end.dropped_bytes}
     return fields
 
