@@ -22,7 +22,6 @@ from mcp.types import ElicitResult, TextContent
 
 from belljar.runtime import open_runtime
 from belljar.surfaces.server import build_server
-from belljar.toolbox.server_config import StdioServer
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.registries import kept
@@ -143,7 +142,7 @@ async def _refusals(stage: Stage) -> list[str]:
     command, *arguments = bare_command()
     chosen = {"fork_start": False, "pool_size": 0, "hibernate": False, "policy": str(policy)}
     settings = stage.settings().model_copy(
-        update={**chosen, "mcp_servers": {"bare": StdioServer("bare", command, tuple(arguments))}}
+        update={**chosen, "mcp_servers": {"bare": {"command": command, "args": arguments}}}
     )
     async with AsyncExitStack() as opened:
         runtime = await opened.enter_async_context(open_runtime(settings))
