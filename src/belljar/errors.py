@@ -21,6 +21,7 @@ BelljarError
 │   ├── Busy                  busy
 │   └── TooLarge              too-large
 └── EngineError           ours, or the host's
+    ├── JournalDamaged        journal-damaged
     ├── SandboxUnavailable    sandbox-unavailable
     ├── GpuUnavailable        gpu-unavailable
     ├── EnvironmentBroken     environment-broken
@@ -177,6 +178,12 @@ class TooLarge(LimitError):
 
 class EngineError(BelljarError):
     """Something of ours or of the host failed."""
+
+
+class JournalDamaged(EngineError):
+    """The journal's file is malformed, so what is asked for cannot be read or recorded."""
+
+    code = "journal-damaged"
 
 
 class IssuerUnreachable(EngineError):

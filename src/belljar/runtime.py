@@ -1,16 +1,13 @@
 """The engine: opens everything that the settings call for, in order, and closes it again.
 
-The surfaces, the CLI and the Python API start here. Also owns the folder under `runs/` by which servers that share a
-data directory know each other.
+The surfaces, the CLI and the Python API start here.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
-import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 from belljar.attachments import OperatorSocket, serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
-from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.ipc import MessageStream
+from belljar.journal.damage import open_checks
 from belljar.journal.journal import open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.run_records import RunRecords
@@ -40,6 +37,7 @@ from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sandboxes.host_memory import memory_shortage
+from belljar.servers import Run, is_living, living_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
@@ -138,8 +136,9 @@ async def open_runtime(
 ) -> AsyncGenerator[Runtime]:
     """Open the engine; when it closes, everything it created is removed or released.
 
-    Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, it
-    goes on with the runs of workflows that nobody drives. `on_prepared` is called when sessions start quickly.
+    Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, as
+    servers have it, it goes on with the runs of workflows that nobody drives, and looks out for other servers.
+    `on_prepared` is called when sessions start quickly.
     """
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
     await check_configured(settings)
@@ -181,6 +180,7 @@ async def open_runtime(
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
+            open_checks(journal),
         ):
             if toolbox is not None and library is not None:
                 toolbox.find_skills = library.found_in_session
@@ -228,14 +228,24 @@ async def open_runtime(
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()
+                if unrecorded := records.unrecorded(sessions):
+                    log.warning(
+                        "the journal has no record of %d session folders in %s: `belljar sessions --all` lists them, "
+                        "`belljar journal salvage --owner NAME` gives them to somebody, and after keep_days they are "
+                        "removed",
+                        len(unrecorded),
+                        sessions,
+                    )
                 runs = settings.data_directory / "runs"
+                recover_others = partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive)
+                registry.recover_others = recover_others
                 workflows = Workflows(
                     registry,
                     RunRecords(journal, name),
                     toolbox,
                     lambda server: server == name or is_living(runs, server),
                     types=step_types(plugins),
-                    recover=partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive),
+                    recover=recover_others,
                 )
                 registry.inbox.sources.append(RunInbox(workflows))
                 # Prepare the default environment while the client still initializes its connection.
@@ -245,7 +255,10 @@ async def open_runtime(
                 )
                 try:
                     identified = IdentifiedSessions(registry)
-                    async with open_workflows(workflows, goes_on=takes_runs):
+                    async with (
+                        open_workflows(workflows, goes_on=takes_runs),
+                        watching_servers(runs, name, settings.sweep_interval_s) if takes_runs else nullcontext(),
+                    ):
                         yield Runtime(
                             settings,
                             provider,
@@ -302,7 +315,7 @@ def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover
             yield KernelHandover(supervisor, provider.hand_over_with(supervisor))
 
 
-def _tree_directory(run: "Run", handover: Handover) -> TreeDirectory:
+def _tree_directory(run: Run, handover: Handover) -> TreeDirectory:
     """Return the directory of the toolbox's modules; it is deposited if sessions that mount it outlive this server."""
     if not handover.is_on:
         return TreeDirectory(run.folder.name, run.living)
@@ -343,60 +356,12 @@ async def _prepare(
     on_prepared()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """This server's folder among those of the servers that share a data directory."""
-
-    folder: Path
-    living: frozenset[str]
-    """The names of the servers that run, this one included."""
-
-
-@contextmanager
-def run_folder(data_directory: Path) -> Generator[Run]:
-    """Create a folder for this server, locked while it runs; remove the folders of servers that are gone."""
-    runs = data_directory / "runs"
-    folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        make_folder(runs)
-        make_folder(folder)
-        descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise SettingsError(
-            f"data_directory {data_directory} cannot be used: {error.strerror}",
-            hint="Make room there, or set data_directory to a folder that can be written",
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Run(folder, frozenset({folder.name, *_living(runs, own=folder.name)}))
-    finally:
-        os.close(descriptor)
-        remove_tree(folder)
-
-
-def is_living(runs: Path, name: str) -> bool:
-    """Return whether the server with this name runs: whether somebody holds the lock in its folder below `runs`."""
-    if not name or "/" in name:
-        return False
-    try:
-        descriptor = os.open(runs / name / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _recover_others(clean_up: Callable[..., None], runs: Path, own: str, *, is_kept: bool) -> None:
     """Record the sessions of servers that died since this one started as asleep, so that they can be woken here.
 
     Not where sessions outlive their server, because the next server that starts takes those over.
     """
-    living = frozenset({own, *_living(runs, own=own)})
+    living = frozenset({own, *living_servers(runs, own=own)})
     if not is_kept and not _has_left_sessions(runs.parent, living):
         clean_up(living=living)
 
@@ -404,24 +369,3 @@ def _recover_others(clean_up: Callable[..., None], runs: Path, own: str, *, is_k
 def _has_left_sessions(data_directory: Path, living: Collection[str]) -> bool:
     """Return whether a supervisor keeps sessions alive whose server is gone: it runs, and no other server does."""
     return len(living) == 1 and has_supervisor(data_directory)
-
-
-def _living(runs: Path, *, own: str) -> list[str]:
-    """Return the folder names of the other servers that run; remove the folders whose lock nobody holds."""
-    living: list[str] = []
-    for folder in runs.iterdir():
-        if folder.name == own:
-            continue
-        try:
-            descriptor = os.open(folder / "lock", os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            living.append(folder.name)
-        else:
-            remove_tree(folder)
-        finally:
-            os.close(descriptor)
-    return living

@@ -10,7 +10,7 @@ from mcp import MCPError
 from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.executions.cell import Cell
-from belljar.runtime import run_folder
+from belljar.servers import run_folder
 from waiting import until
 
 pytestmark = pytest.mark.anyio

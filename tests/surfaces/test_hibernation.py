@@ -1,6 +1,7 @@
 """Sessions that outlive their time and their server: on disk, and awake again with the next call."""
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncGenerator
@@ -10,12 +11,13 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from calls import Caller, connected, held, images, opened_runtime, text_of, until_said
+from calls import Caller, connected, held, images, opened_runtime, settings_for, text_of, until_said
 from mcp import Client, MCPError
 
 from belljar.environments import Environment
 from belljar.errors import SessionNotFound
-from belljar.runtime import Runtime
+from belljar.runtime import Runtime, open_runtime
+from belljar.servers import tell_address
 from serving_process import http_server, serve_over_http
 from waiting import until
 
@@ -174,6 +176,22 @@ async def test_what_nobody_asks_for_is_removed_in_the_end(default_environment: E
         assert [*(tmp_path / "sessions").iterdir()] == []
 
 
+async def test_folders_that_the_journal_has_no_record_of_are_told_and_removed_in_the_end(
+    default_environment: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        made = await caller.execute("open('file', 'w').write('x')")
+    (tmp_path / "journal.sqlite").unlink()
+    folder = tmp_path / "sessions" / made.session_id
+    async with engine(default_environment, tmp_path) as (runtime, _):
+        assert any("the journal has no record of 1 session folders" in line for line in caplog.messages)
+        await runtime.sessions.sweep()
+        assert (folder / "workspace" / "file").read_text() == "x"
+    async with engine(default_environment, tmp_path, keep_days=1e-9) as (runtime, _):
+        await runtime.sessions.sweep()
+        assert not folder.exists()
+
+
 async def test_a_pickle_that_harms_its_kernel_harms_nothing_else(
     default_environment: Environment, tmp_path: Path
 ) -> None:
@@ -234,12 +252,52 @@ async def test_two_servers_on_one_data_directory_keep_out_of_each_others_session
     default_environment: Environment, tmp_path: Path
 ) -> None:
     async with (
-        engine(default_environment, tmp_path) as (_, one),
+        engine(default_environment, tmp_path) as (first, one),
         engine(default_environment, tmp_path) as (_, other),
     ):
+        tell_address(tmp_path / "runs", first.name, "http://127.0.0.1:8000")
         mine = await one.execute("x = 1")
-        assert (await other.execute("x", mine.session_id)).status == "rejected"
+        refused = await other.execute("x", mine.session_id)
+        assert (refused.status, refused.error) == (
+            "rejected",
+            f"busy: session {mine.session_id} is open in another server (pid {os.getpid()}, http://127.0.0.1:8000). "
+            "Use it there; here it can be used once that server has stopped",
+        )
         assert (await one.execute("x", mine.session_id)).result == "1"
+
+
+async def test_a_server_says_that_there_is_another_whichever_came_first(
+    default_environment: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(default_environment, tmp_path, sweep_interval_s=0.01)
+
+    def told() -> set[str]:
+        return {line for line in caplog.messages if "another server uses" in line}
+
+    async with open_runtime(settings, takes_runs=True) as first:
+        tell_address(tmp_path / "runs", first.name, "over stdio")
+        async with open_runtime(settings, takes_runs=True) as second:
+            tell_address(tmp_path / "runs", second.name, "http://127.0.0.1:8000")
+            await until(lambda: len(told()) == 2)
+    words = (
+        f"another server uses {tmp_path} as well: pid {os.getpid()}, {{}}. A session is open in one of them at a time"
+    )
+    assert told() == {words.format("over stdio"), words.format("http://127.0.0.1:8000")}
+
+
+async def test_a_session_whose_server_died_meanwhile_is_recovered_by_whoever_is_asked(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (runtime, caller):
+        made = await caller.execute("x = 1")
+        session = runtime.sessions.get(made.session_id, "local")
+        await runtime.sessions.closer.retire(session, "slept")
+        # As a server leaves it that was killed: its folder below `runs` is gone, or nobody holds its lock.
+        runtime.sessions.journal.write(
+            "UPDATE sessions SET state = 'live', run = '1-gone' WHERE id = ?", (made.session_id,)
+        )
+        again = await caller.execute("1 + 1", made.session_id)
+        assert (again.status, again.result) == ("ok", "2")
 
 
 async def test_an_execution_that_runs_when_the_server_stops_is_on_record(

@@ -226,6 +226,19 @@ GROUPS: dict[str, CommandGroup] = {
             "graph": CommandEntry("workflow:graph_command", "Print the steps of a workflow as a Mermaid diagram."),
         },
     ),
+    "journal": CommandGroup(
+        "The journal's file: check, salvage.",
+        {
+            "check": CommandEntry(
+                "journal:check_command",
+                "Read the whole journal and say whether it is in order; exits with 1 if it is damaged.",
+            ),
+            "salvage": CommandEntry(
+                "journal:salvage_command",
+                "Recover what can be read of a damaged journal into a new file, which takes its place.",
+            ),
+        },
+    ),
     "policy": CommandGroup(
         "Check a policy file, and try what it decides.",
         {

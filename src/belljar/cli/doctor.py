@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from belljar.environments import check_environments
 from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
 from belljar.errors import BelljarError
+from belljar.journal.damage import SALVAGE_HINT, FileCheck
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
@@ -40,6 +42,7 @@ from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
 
 _OLDEST_NODE = 22
+_JOURNAL_S = 5.0
 _SOON_DAYS = 21
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """The names under which kaleido, which draws Plotly's figures in sessions, looks for a browser."""
@@ -90,6 +93,7 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield from _check_distribution()
     yield _check_memory()
     yield _check_data_directory(settings.data_directory)
+    yield from check_journal(settings.data_directory / "journal.sqlite")
 
 
 def _check_distribution() -> Iterator[HostFinding]:
@@ -116,6 +120,24 @@ def _check_data_directory(folder: Path) -> HostFinding:
     except OSError as error:
         detail = f"{folder} cannot be written: {nearest}: {error.strerror}"
         return HostFinding("host", "fail", "data", detail, "Set data_directory to a folder of yours", _NO_SESSIONS)
+
+
+def check_journal(path: Path) -> Iterator[HostFinding]:
+    """Yield whether the journal is in order, where there is one and reading it does not take too long."""
+    if not _is_there(path):
+        return
+    try:
+        found = FileCheck(path).run(_JOURNAL_S)
+    except sqlite3.Error as error:
+        yield HostFinding("host", "warn", "journal", f"{path} cannot be checked: {error}")
+        return
+    if found.damage:
+        yield HostFinding("host", "fail", "journal", f"{path} is damaged: {found.damage}", SALVAGE_HINT, _NO_SESSIONS)
+    elif found.is_complete:
+        yield HostFinding("host", "ok", "journal", f"{path} is in order")
+    else:
+        detail = f"{path}: nothing wrong in the first {_JOURNAL_S:g} s of reading it; `belljar journal check` reads all"
+        yield HostFinding("host", "ok", "journal", detail)
 
 
 def _is_there(path: Path) -> bool:

@@ -19,6 +19,7 @@ import typer
 from belljar import logs
 from belljar.environments import prepare
 from belljar.runtime import Runtime, open_runtime
+from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor.choices import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
@@ -102,6 +103,7 @@ async def serve(settings: Settings, env_file: str = "") -> None:
 async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
     async with _open(settings) as runtime:
         stop.has_started = True
+        tell_address(settings.data_directory / "runs", runtime.name, "over stdio")
         server = build_server(runtime, settings.surfaces)
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
 
@@ -120,7 +122,7 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
                 build_http_app(runtime, console.apps if console is not None else None),
                 host,
                 port,
-                on_ready=partial(_tell_ready, settings, console),
+                on_ready=partial(_tell_ready, runtime, console),
                 log_level=settings.log_level,
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
@@ -158,10 +160,11 @@ def _needs_sessions(settings: Settings) -> bool:
     return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
-def _tell_ready(settings: Settings, console: "ServedConsole | None", url: str) -> None:
+def _tell_ready(runtime: Runtime, console: "ServedConsole | None", url: str) -> None:
+    tell_address(runtime.settings.data_directory / "runs", runtime.name, url)
     if console is not None:
         console.url = url
-    if settings.log_format == "json":
+    if runtime.settings.log_format == "json":
         # With JSON logs a program reads stderr, and every line has to be JSON. A log that is kept gets no link.
         log.info("belljar serves MCP at %s/mcp", url)
         return

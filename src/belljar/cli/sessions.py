@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from belljar.cli.streams import table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
 from belljar.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from belljar.journal.session_records import SessionRecord
 
 _TITLES = (
     "session",
@@ -38,15 +41,16 @@ _ID_CHARACTERS = 12
 
 def command(
     has_asleep: Annotated[
-        bool, typer.Option("--all", help="Also those that sleep on disk; any call wakes one.")
+        bool, typer.Option("--all", help="Also those that sleep on disk, which any call wakes, and folders of others.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out or shortened.")] = False,
     data_directory: Annotated[Path | None, typer.Option(help="Data directory of the servers.")] = None,
 ) -> None:
     """List the sessions of all running servers of this data directory.
 
-    With --all also those that sleep on disk. On a terminal the table fits it: ids are cut to what other commands need,
-    and columns that do not fit are left out. In a pipe or a file it is whole.
+    With --all also those that sleep on disk, and folders that the journal has no record of. On a terminal the table
+    fits it: ids are cut to what other commands need, and columns that do not fit are left out. In a pipe or a file it
+    is whole.
     """
     settings = load_settings({"data_directory": data_directory})
     folder = settings.data_directory
@@ -57,6 +61,7 @@ def command(
         # A server that does not answer may have the sessions that are on disk as live ones.
         on_disk = _on_disk(settings, has_abandoned=not silent)
         rows += [(None, owner, info) for owner, info in on_disk if info.session_id not in live]
+        _tell_unrecorded(folder, [info for owner, info in on_disk if not owner])
     for pid in silent:
         print(f"warning: the server with pid {pid} did not answer", file=sys.stderr)
     if as_json:
@@ -83,19 +88,30 @@ def _on_disk(settings: Settings, *, has_abandoned: bool) -> list[tuple[str, Sess
 
     `has_abandoned`: those of servers that were killed, too; of a server that runs, the caller knows better.
     """
-    if not (settings.data_directory / "journal.sqlite").exists():
-        return []
     # The journal's modules are imported here, because the sessions of running servers need none of them.
     from belljar.journal.archive import open_archive
-    from belljar.journal.session_records import sleeping_info
+    from belljar.journal.session_records import session_folders, sleeping_info, unrecorded_session
 
-    with open_archive(settings.data_directory) as archive:
-        entries = archive.records.all_asleep()
-        if has_abandoned:
-            abandoned = [entry for entry in archive.records.abandoned(()) if entry.state == "live"]
-            entries += [replace(entry, end=_ABANDONED) for entry in abandoned]
+    unrecorded = session_folders(settings.data_directory / "sessions")
+    entries: list[SessionRecord] = []
+    if (settings.data_directory / "journal.sqlite").exists():
+        with open_archive(settings.data_directory) as archive:
+            entries = archive.records.all_asleep()
+            if has_abandoned:
+                abandoned = [entry for entry in archive.records.abandoned(()) if entry.state == "live"]
+                entries += [replace(entry, end=_ABANDONED) for entry in abandoned]
+            unrecorded = archive.records.unrecorded(settings.data_directory / "sessions")
+    entries += map(unrecorded_session, unrecorded)
     sandbox, keep_days = settings.sandbox, settings.keep_days
     return [(entry.principal, sleeping_info(entry, sandbox=sandbox, keep_days=keep_days)) for entry in entries]
+
+
+def _tell_unrecorded(folder: Path, unrecorded: list[SessionInfo]) -> None:
+    """Say where the files of sessions without a record are."""
+    if unrecorded:
+        some = "1 folder" if len(unrecorded) == 1 else f"{len(unrecorded)} folders"
+        print(f"the journal has no record of {some}: files are in {folder}/sessions/ID/workspace", file=sys.stderr)
+        print("hint: `belljar journal salvage --owner NAME` lets somebody use them again", file=sys.stderr)
 
 
 def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from belljar.cli.workflow_terminal import answer_hint, drive
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
-from belljar.runtime import Runtime, configured_guardrails, is_living, open_plugins, open_runtime
+from belljar.runtime import Runtime, configured_guardrails, open_plugins, open_runtime
+from belljar.servers import is_living
 from belljar.settings import Settings, load_settings
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCallStep, json_schema

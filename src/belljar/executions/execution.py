@@ -552,13 +552,19 @@ class Execution:
         self._session.session_kernel.last_cause = self._outcome.cause or self._session.session_kernel.last_cause
         self._result = self.result()
         if not self._is_abandoned:
-            recorder = self._transcript.recorder
             self._session.record_use()
-            self._session.journal.finish(
-                self._result, output_bytes=recorder.text_bytes, display_bytes=recorder.display_bytes
-            )
+            self._record_result(self._result)
+            if unkept := self._session.journal.unkept():  # known only when the result should have been recorded
+                self._transcript.notice(f"this execution is not kept: {unkept}")
+                self._result = None
+                self._result = self.result()
+                self._record_result(self._result)
             measure(self._result, self.span)
         self._notify()
+
+    def _record_result(self, result: ExecutionResult) -> None:
+        recorder = self._transcript.recorder
+        self._session.journal.finish(result, output_bytes=recorder.text_bytes, display_bytes=recorder.display_bytes)
 
     def _notify(self) -> None:
         self.changed_at = time.time()

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from belljar.errors import InvalidArgument, SessionNotFound
+from belljar.journal.damage import damage_told
 from belljar.journal.journal import KILLED, Journal
 from belljar.journal.run_records import RunRecords
 from belljar.journal.schema import VERSION, version_of
@@ -152,7 +153,7 @@ def read_printed(
     folder = LineFolder()
     left = limit or sys.maxsize
     is_last = True
-    with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
+    with damage_told(), closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
         for kind, raw in _kinds_and_texts(connection.execute(_PRINTED, (execution_id,)), unwritten):
             text = f"{raw}\n" if kind == "display" and raw else raw
             skipped = min(offset, len(text))
@@ -177,7 +178,7 @@ def read_stream_texts(
 
     Like `read_printed`, it opens a connection of its own.
     """
-    with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
+    with damage_told(), closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as connection:
         yield from _kinds_and_texts(connection.execute(_PRINTED, (execution_id,)), unwritten)
 
 

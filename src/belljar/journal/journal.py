@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import Busy, SettingsError
+from belljar.errors import Busy, JournalDamaged, SettingsError
 from belljar.files.private import FILE_MODE
+from belljar.journal.damage import SALVAGE_HINT, damage_told, damaged, is_damage
 from belljar.journal.schema import migrate
 from belljar.journal.writer import BUSY_S, LAST_BUSY_S, JournalWriter
 from belljar.models import ExecutionResult, OutputEvent
@@ -62,6 +63,7 @@ that nobody takes it for a number."""
 _ID_COUNT = len(string.ascii_lowercase) ** _ID_LETTERS
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
+GONE = "was removed or replaced while the server has it open, and ends with it"
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 
@@ -101,6 +103,7 @@ class Journal(JournalWriter):
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(connection)
         self.path = path
+        self._identity = _identity(path)
         self._cut: set[str] = set()
         """Executions whose output is dropped because too much waits to be written."""
         self._grown_bytes = 0
@@ -110,10 +113,13 @@ class Journal(JournalWriter):
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query."""
         self.write_deferred()
-        return self._connection.execute(query, values)
+        with damage_told(self.note_damage):
+            yield from self._connection.execute(query, values)
 
     def check_room(self) -> None:
         """Refuse another execution while too much waits to be written."""
+        if self.is_full and self.damage:
+            raise damaged(self.damage)
         if self.is_full:
             raise Busy(
                 "the journal cannot be written, and no more executions can wait in memory to be kept",
@@ -219,11 +225,13 @@ class Journal(JournalWriter):
 
     def events(self, execution_id: str, since: int = 0) -> Iterator[OutputEvent]:
         """Yield the output events of an execution after event number `since`."""
-        for sequence, kind, text, data in self._connection.execute(
-            "SELECT sequence, kind, text, data FROM events WHERE execution_id = ? AND sequence > ? ORDER BY sequence",
-            (execution_id, min(since, sys.maxsize)),  # SQLite has no larger numbers
-        ):
-            yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
+        query = (
+            "SELECT sequence, kind, text, data FROM events WHERE execution_id = ? AND sequence > ? ORDER BY sequence"
+        )
+        with damage_told(self.note_damage):
+            # SQLite has no numbers above `sys.maxsize`.
+            for sequence, kind, text, data in self._connection.execute(query, (execution_id, min(since, sys.maxsize))):
+                yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
         if self.is_failing:
             yield from self.unwritten(execution_id, since)
 
@@ -235,11 +243,21 @@ class Journal(JournalWriter):
             if owner_id == execution_id and sequence > since
         ]
 
+    def unkept(self) -> str:
+        """Return why what is told now will not be found by the next server; empty when it will."""
+        if self.damage and self.is_failing:
+            return f"the server's journal is damaged ({self.damage})"
+        return "" if _identity(self.path) == self._identity else f"the server's journal {GONE}"
+
     def fault(self) -> str:
-        """Return why the file cannot be written now; empty when it can.
+        """Return what is wrong with the file now, as the rest of a sentence about it; empty when nothing is.
 
         Opens a connection of its own, so any thread may call it.
         """
+        if self.damage:
+            return f"is damaged: {self.damage}"
+        if _identity(self.path) != self._identity:
+            return GONE
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=PROBE_S)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -249,7 +267,7 @@ class Journal(JournalWriter):
                 connection.execute(f"PRAGMA user_version = {version}")
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            return str(error)
+            return f"is damaged: {error}" if is_damage(error) else f"cannot be written: {error}"
         return ""
 
     def output_bytes(self, session_id: str) -> int:
@@ -268,6 +286,15 @@ class Journal(JournalWriter):
         )
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
         self.write("DELETE FROM questions WHERE session_id = ?", (session_id,))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return which file a path leads to; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:
@@ -311,11 +338,12 @@ def usable(path: Path) -> Generator[None]:
     """Turn an SQLite error at a server's start into an error of the settings, because the operator has to repair it."""
     try:
         yield
+    except JournalDamaged as error:
+        raise SettingsError(f"Journal {path} cannot be used: {error.message}", hint=SALVAGE_HINT) from error
     except sqlite3.Error as error:
+        hint = "Make room on its disk, end the process that locks it, or choose another data_directory"
         raise SettingsError(
-            f"Journal {path} cannot be used: {error}",
-            hint="Make room on its disk, move a damaged file away, end the process that locks it, or choose another "
-            "data_directory",
+            f"Journal {path} cannot be used: {error}", hint=SALVAGE_HINT if is_damage(error) else hint
         ) from error
 
 

@@ -10,10 +10,13 @@ import math
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
+from belljar.errors import JournalDamaged
 from belljar.journal.journal import Journal
 from belljar.models import SessionInfo
 
@@ -102,12 +105,38 @@ def sleeping_info(entry: SessionRecord, *, sandbox: str, keep_days: float) -> Se
     )
 
 
+UNRECORDED = "was found without a record in the journal"
+
+
+def session_folders(sessions: Path) -> list[Path]:
+    """Return the folders of sessions in `sessions`, where those of zygotes are as well."""
+    try:
+        return sorted(folder for folder in sessions.iterdir() if folder.name.isalnum() and folder.is_dir())
+    except OSError:
+        return []
+
+
+def last_used(folder: Path) -> float:
+    """Return about when a session was last used that only its folder is left of."""
+    times = [0.0]
+    for path in (folder, folder / "workspace", folder / "state"):
+        with suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
+
+
+def unrecorded_session(folder: Path) -> SessionRecord:
+    """Return a session of which there is nothing but its folder, as a record that nobody owns."""
+    used_at = last_used(folder)
+    return SessionRecord(folder.name, "", "-", "", "", "asleep", used_at, used_at, 0, (), (), UNRECORDED, "", "")
+
+
 class SessionRecords:
-    """Reads and writes the sessions table for one server. `run` is that server's name."""
+    """Reads and writes the sessions table for one server, whose name is `run`."""
 
     def __init__(self, journal: Journal, run: str) -> None:
         self._journal = journal
-        self._run = run
+        self.run = run
 
     def enter(
         self, session_id: str, principal: str, environment: str, reason: str, state: SessionState = "live"
@@ -119,7 +148,7 @@ class SessionRecords:
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET principal = excluded.principal, "
             "environment = excluded.environment, reason = excluded.reason, state = excluded.state, "
             "created_at = excluded.created_at, used_at = excluded.used_at",
-            (session_id, principal, environment, reason, self._run, state, now, now),
+            (session_id, principal, environment, reason, self.run, state, now, now),
         )
 
     def record_origin(self, session_id: str, origin: str, execution_id: str = "") -> None:
@@ -143,7 +172,7 @@ class SessionRecords:
         """Make a sleeping session this server's; return False when it does not sleep any more."""
         claimed = self._journal.write_now(
             "UPDATE sessions SET state = 'live', run = ?, used_at = ? WHERE id = ? AND state = 'asleep'",
-            (self._run, time.time(), session_id),
+            (self.run, time.time(), session_id),
         )
         return claimed == 1
 
@@ -151,7 +180,7 @@ class SessionRecords:
         """Record that a session continues here with the kernel that an earlier server left."""
         self._journal.write(
             "UPDATE sessions SET state = 'live', run = ?, end = '', unkept = '[]' WHERE id = ?",
-            (self._run, session_id),
+            (self.run, session_id),
         )
         self._journal.commit()
 
@@ -187,7 +216,7 @@ class SessionRecords:
         """Return how many sessions of all principals sleep on disk; NaN while the file cannot be read."""
         try:
             return next(self._journal.rows("SELECT count(*) FROM sessions WHERE state = 'asleep'"))[0]
-        except sqlite3.Error:
+        except (sqlite3.Error, JournalDamaged):
             return math.nan
 
     def abandoned(self, living: Collection[str]) -> list[SessionRecord]:
@@ -197,6 +226,20 @@ class SessionRecords:
     def outdated(self, before: float) -> list[SessionRecord]:
         """Return the sleeping and ended sessions that were last used before `before`."""
         return [*self._where("state IN ('asleep', 'gone') AND used_at < ?", (before,))]
+
+    def unrecorded(self, sessions: Path) -> list[Path]:
+        """Return the session folders in `sessions` that the journal has no record of."""
+        known = {identifier for (identifier,) in self._journal.rows("SELECT id FROM sessions")}
+        return [folder for folder in session_folders(sessions) if folder.name not in known]
+
+    def adopt(self, folder: Path, principal: str, environment: str) -> None:
+        """Record a session of which there is nothing but its folder, so that its owner can wake it."""
+        used_at = last_used(folder)
+        self._journal.write_now(
+            "INSERT INTO sessions (id, principal, environment, reason, run, state, created_at, used_at, end) "
+            "VALUES (?, ?, ?, '', ?, 'asleep', ?, ?, ?)",
+            (folder.name, principal, environment, self.run, used_at, used_at, UNRECORDED),
+        )
 
     def forget(self, session_id: str) -> None:
         """Delete a session and its executions from the journal."""

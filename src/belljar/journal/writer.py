@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from belljar import measures
 from belljar.errors import Busy
+from belljar.journal.damage import damaged, is_damage
 
 COMMIT_S = 0.05
 # How long the event loop waits for another server's transaction, which lasts no longer than COMMIT_S.
@@ -59,6 +60,8 @@ class JournalWriter:
         self._waiting: deque[JournalChange] = deque()
         self._waiting_bytes = 0
         self._retry_s = RETRY_S
+        self.damage = ""
+        """What is wrong with the file, once it was found malformed."""
 
     @property
     def is_failing(self) -> bool:
@@ -120,14 +123,20 @@ class JournalWriter:
             self.write(*self._deferred.pop(next(iter(self._deferred))))
 
     def write_now(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows and commit before this returns, or raise `Busy`, for changes that must not be made later."""
+        """Change rows and commit before this returns, for changes that must not be made later.
+
+        Raises `Busy` where that may be tried again, and `JournalDamaged` where it is no use.
+        """
         self.commit()
         try:
             if not self._waiting:
                 return self._connection.execute(statement, values).rowcount
             reason = "earlier changes wait to be written"
         except sqlite3.Error as error:
+            self._look_for_damage(error)
             reason = str(error)
+        if self.damage:
+            raise damaged(self.damage)
         hint = "Make room on its disk" if "full" in reason else "Try again in 10 seconds"
         raise Busy(f"the journal cannot be written now ({reason})", hint=hint)
 
@@ -158,7 +167,8 @@ class JournalWriter:
             while self._waiting and self._write_waiting():
                 pass
         if self._waiting:
-            log.error("the journal could not be written to the end: %d changes are lost", len(self._waiting))
+            why = f", because it is damaged ({self.damage})" if self.damage else ""
+            log.error("the journal could not be written to the end: %d changes are lost%s", len(self._waiting), why)
         self._connection.close()
 
     # While it cannot be written
@@ -166,7 +176,9 @@ class JournalWriter:
     def _postpone(self, error: sqlite3.Error, *changes: JournalChange) -> None:
         """Move all changes of a failed transaction, and those given, to the waiting ones, and schedule a retry."""
         measures.journal_failures.add()
-        log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
+        self._look_for_damage(error)
+        if not self.damage:
+            log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
         with suppress(sqlite3.Error):
             self._connection.rollback()
         for change in (*self._made, *changes):
@@ -174,6 +186,20 @@ class JournalWriter:
         self._made.clear()
         self._connection.execute("PRAGMA busy_timeout = 0")
         self._schedule(self._retry_s, self._retry)
+
+    def _look_for_damage(self, error: sqlite3.Error) -> None:
+        if is_damage(error):
+            self.note_damage(str(error))
+
+    def note_damage(self, damage: str) -> None:
+        """Remember that the file is malformed, and log it once."""
+        if not self.damage:
+            log.error(
+                "the journal is damaged (%s): what sessions do from now on may be lost with this server. Stop it and "
+                "run `belljar journal salvage`",
+                damage,
+            )
+        self.damage = self.damage or damage
 
     def _hold(self, change: JournalChange) -> None:
         self._waiting.append(change)
@@ -204,7 +230,8 @@ class JournalWriter:
                 written += 1
                 written_bytes += change.size_bytes
             self._connection.execute("COMMIT")
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            self._look_for_damage(error)
             with suppress(sqlite3.Error):
                 self._connection.rollback()
             return False

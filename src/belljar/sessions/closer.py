@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from belljar import measures
-from belljar.errors import Busy
+from belljar.errors import Busy, JournalDamaged
 from belljar.files.fd_walk import remove_tree
 from belljar.files.ownership import disarm
 from belljar.journal.journal import Journal
 from belljar.journal.retention import remove_outputs
-from belljar.journal.session_records import SessionRecords
+from belljar.journal.session_records import SessionRecords, last_used
 from belljar.kernels.base import StateReport
 from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
+from belljar.servers import living_servers
 from belljar.sessions.changes import ChangeLog
 from belljar.sessions.hibernation import loss_text, save
 from belljar.sessions.session import Session
@@ -95,8 +96,9 @@ class SessionCloser:
         await session.aclose()
         await self._starter.close_prepared(session.id)
         await asyncio.to_thread(session.remove_files)
-        if self._journal.output_bytes(session.id) > MUCH_OUTPUT_BYTES:
-            with suppress(sqlite3.Error):  # then `forget_session` below deletes it, which takes longer
+        # Otherwise `forget_session` below deletes it, which takes longer.
+        with suppress(sqlite3.Error, JournalDamaged):
+            if self._journal.output_bytes(session.id) > MUCH_OUTPUT_BYTES:
                 await asyncio.to_thread(remove_outputs, self._journal.path, session.id)
         self._release_identity(session)
         self._journal.forget_session(session.id)
@@ -161,6 +163,17 @@ class SessionCloser:
         for record in self._records.outdated(now - self._settings.keep_days * DAY_S):
             await asyncio.to_thread(remove_tree, self._folder / record.id)
             self._records.forget(record.id)
+        await self._remove_unrecorded(now - self._settings.keep_days * DAY_S)
+
+    async def _remove_unrecorded(self, before: float) -> None:
+        """Delete the folders that no session is known of and nobody has used since `before`."""
+        runs = self._settings.data_directory / "runs"
+        if living_servers(runs, own=self._records.run):
+            return  # that server may have the sessions open, with a journal that was removed
+        for folder in self._records.unrecorded(self._folder):
+            if folder.name not in self._sessions and last_used(folder) < before:
+                await asyncio.to_thread(remove_tree, folder)
+                log.warning("the folder of session %s, which the journal has no record of, is removed", folder.name)
 
     def _release_identity(self, session: Session) -> None:
         self._starter.forget(session.id)

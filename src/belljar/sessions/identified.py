@@ -8,6 +8,7 @@ HTTP.
 import asyncio
 import re
 import time
+from contextlib import suppress
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -73,8 +74,6 @@ class IdentifiedSessions:
                 return await self._sessions.reach(known, principal)
             except SessionNotFound:
                 entry = self._sessions.records.find(known)
-                if entry is not None and entry.state == "live":
-                    raise _elsewhere() from None
                 end = entry.end if entry is not None and entry.end else "is gone"
                 return await self._allocate(identifier, principal, known, end)
 
@@ -107,12 +106,8 @@ class IdentifiedSessions:
             known = self.records.find(principal, identifier)
             if known is None:
                 return
-            try:
+            with suppress(SessionNotFound):
                 await self._sessions.clear(known, principal)
-            except SessionNotFound:
-                entry = self._sessions.records.find(known)
-                if entry is not None and entry.state == "live":
-                    raise _elsewhere() from None
             self.records.forget(principal, identifier)
 
     async def _allocate(self, identifier: str, principal: str, known: str | None, end: str) -> Session:

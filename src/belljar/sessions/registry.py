@@ -8,14 +8,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from belljar import measures, spans
-from belljar.errors import Busy, SessionNotFound
+from belljar.errors import BelljarError, Busy, SessionNotFound
 from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox, InboxQuestion
@@ -33,6 +33,7 @@ from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
+from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
 from belljar.sessions.changes import ChangeLog
 from belljar.sessions.closer import SessionCloser, about
@@ -78,6 +79,9 @@ class Registry:
         self.journal = journal
         self.records = records
         self._folder = folder
+        self._runs = settings.data_directory / "runs"
+        self.recover_others: Callable[[], None] = lambda: None
+        """Records the sessions of servers that have ended without notice as asleep; of whoever knows the servers."""
         self._starter = starter
         self.pool = Pool(
             starter,
@@ -313,7 +317,7 @@ class Registry:
             self.closer.check_not_hibernating(session_id, principal)
             session = self._wake(session_id, principal)
         if session is None or session.principal != principal:
-            raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
+            raise self._absence(session_id, principal)
         session.lease.touch()
         spans.annotate(session_id=session.id)
         return session
@@ -330,12 +334,15 @@ class Registry:
             return session.folders, session.environment
         entry = self.records.find(session_id) if session is None else None
         if entry is None or entry.principal != principal or entry.state != "asleep":
-            raise SessionNotFound(self._absence(session_id, principal), hint=NEW_SESSION_HINT)
+            raise self._absence(session_id, principal)
         return SessionFolders(session_id, self._folder / session_id, None), entry.environment
 
     def _wake(self, session_id: str, principal: str) -> Session | None:
         """Open a session of the caller that sleeps on disk; its kernel starts with its next cell."""
         entry = self.records.find(session_id)
+        if entry is not None and self._is_elsewhere(entry) and not is_living(self._runs, entry.run):
+            self.recover_others()
+            entry = self.records.find(session_id)
         if entry is None or not self._is_asleep(entry, principal):
             return None
         self._check_room(principal)
@@ -354,11 +361,28 @@ class Registry:
     def _is_asleep(entry: SessionRecord | None, principal: str) -> bool:
         return entry is not None and entry.principal == principal and entry.state == "asleep"
 
-    def _absence(self, session_id: str, principal: str) -> str:
+    def _absence(self, session_id: str, principal: str) -> BelljarError:
+        """Return the error for a session that the caller cannot use here."""
         entry = self.records.find(session_id)
         if entry is not None and entry.principal == principal and entry.state == "gone":
-            return f"session {session_id!r} {entry.end}"
-        return f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared"
+            return SessionNotFound(f"session {session_id!r} {entry.end}", hint=NEW_SESSION_HINT)
+        if entry is not None and entry.principal == principal and self._is_elsewhere(entry):
+            if is_living(self._runs, entry.run):
+                return Busy(
+                    f"session {session_id} is open in another server ({describe_server(self._runs, entry.run)})",
+                    hint="Use it there; here it can be used once that server has stopped",
+                )
+            return Busy(
+                f"session {session_id} was open in a server that has ended without notice",
+                hint="The next server that starts on this data directory recovers it",
+            )
+        return SessionNotFound(
+            f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared",
+            hint=NEW_SESSION_HINT,
+        )
+
+    def _is_elsewhere(self, entry: SessionRecord) -> bool:
+        return entry.state == "live" and entry.run != self.records.run
 
     def of(self, principal: str) -> list[Session]:
         """Return the caller's sessions that are open here, oldest first."""

@@ -110,8 +110,7 @@ class Operations:
         return f"{', '.join(failed)} does not work" if failed else _OK
 
     def _journal(self) -> str:
-        fault = self._runtime.sessions.journal.fault()
-        return f"cannot be written: {fault}" if fault else _OK
+        return self._runtime.sessions.journal.fault() or _OK
 
     async def metrics(self, request: Request) -> Response:
         """Answer with the metrics, as Prometheus reads them."""

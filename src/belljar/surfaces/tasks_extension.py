@@ -39,7 +39,8 @@ from belljar.journal.journal import ExecutionRecord
 from belljar.journal.run_records import ENDED
 from belljar.journal.session_records import iso_ms
 from belljar.models import ExecutionResult
-from belljar.runtime import Runtime, is_living
+from belljar.runtime import Runtime
+from belljar.servers import is_living
 from belljar.sessions.closer import DAY_S
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks

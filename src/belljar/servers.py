@@ -1,0 +1,143 @@
+"""The servers of one data directory: each has a folder below `runs/`, locked while it runs, that says where it is.
+
+Its name is in the journal with each session, so that whoever finds a session open elsewhere can say where.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import SettingsError
+from belljar.files.fd_walk import remove_tree
+from belljar.files.private import make_folder
+
+_LOCK = "lock"
+_ADDRESS = "address"
+_LOOK_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """This server's folder among those of the servers that share a data directory."""
+
+    folder: Path
+    living: frozenset[str]
+    """The names of the servers that run, this one included."""
+
+
+@contextmanager
+def run_folder(data_directory: Path) -> Generator[Run]:
+    """Create a folder for this server, locked while it runs; remove the folders of servers that are gone."""
+    runs = data_directory / "runs"
+    folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        make_folder(runs)
+        make_folder(folder)
+        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise SettingsError(
+            f"data_directory {data_directory} cannot be used: {error.strerror}",
+            hint="Make room there, or set data_directory to a folder that can be written",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Run(folder, frozenset({folder.name, *living_servers(runs, own=folder.name)}))
+    finally:
+        os.close(descriptor)
+        remove_tree(folder)
+
+
+def is_living(runs: Path, name: str) -> bool:
+    """Return whether the server with this name runs: whether somebody holds the lock in its folder below `runs`."""
+    if not name or "/" in name:
+        return False
+    try:
+        descriptor = os.open(runs / name / _LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def tell_address(runs: Path, name: str, address: str) -> None:
+    """Let the other servers know how this one is reached: its URL, or that it speaks stdio."""
+    with suppress(OSError):  # a full disk: then they name its process alone
+        (runs / name / _ADDRESS).write_text(address)
+
+
+def describe_server(runs: Path, name: str) -> str:
+    """Return what an operator knows a server by: its process, and how it is reached."""
+    address = _address(runs, name)
+    return f"pid {name.partition('-')[0]}{', ' if address else ''}{address}"
+
+
+def _names(runs: Path) -> set[str]:
+    return {folder.name for folder in runs.iterdir()}
+
+
+def _address(runs: Path, name: str) -> str:
+    try:
+        return (runs / name / _ADDRESS).read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+@asynccontextmanager
+async def watching_servers(runs: Path, own: str, interval_s: float) -> AsyncGenerator[None]:
+    """Log every other server that uses the data directory, now and whenever one has come."""
+    work = asyncio.get_running_loop().create_task(_watch_servers(runs, own, interval_s))
+    try:
+        yield
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def _watch_servers(runs: Path, own: str, interval_s: float) -> None:
+    known = {own}
+    while True:
+        with suppress(OSError):
+            for name in sorted(_names(runs) - known):
+                # What has no address is a command, such as `belljar run`, or does not serve yet.
+                if _address(runs, name) and is_living(runs, name):
+                    log.warning(
+                        "another server uses %s as well: %s. A session is open in one of them at a time",
+                        runs.parent,
+                        describe_server(runs, name),
+                    )
+                    known.add(name)
+        await asyncio.sleep(interval_s)
+
+
+def living_servers(runs: Path, *, own: str) -> list[str]:
+    """Return the folder names of the other servers that run; remove the folders whose lock nobody holds."""
+    living: list[str] = []
+    for folder in runs.iterdir():
+        if folder.name == own:
+            continue
+        try:
+            descriptor = os.open(folder / _LOCK, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            living.append(folder.name)
+        else:
+            remove_tree(folder)
+        finally:
+            os.close(descriptor)
+    return living
