@@ -212,6 +212,9 @@ async def test_a_plotly_figure_is_one_page_that_needs_no_network(caller: Caller,
     assert (page.mime, page.also) == ("text/html", [])
     assert page.uri is not None
     assert page.uri in text_of(answer)
+    # Once, also where it is the value, in place of the figure's long `repr`.
+    assert text_of(answer).count("An operator adds Chromium") == 1
+    assert "'data'" not in text_of(answer)
     content = await caller.read(page.uri)
     assert isinstance(content, TextResourceContents)
     assert content.mime_type == "text/html"

@@ -18,6 +18,10 @@ from .channel import MAX_DEPTH, is_too_deep
 VALUE = "application/vnd.belljar.value+json"
 MAX_VALUE_CHARS = 256 * 1024
 PLOTLY = "application/vnd.plotly.v1+json"
+NO_PICTURE = (
+    "<Plotly figure: a page without a picture, because no browser in this session can draw one. An operator adds Chromium "
+    "(apt install chromium; for the image, --build-arg BROWSER=yes). matplotlib needs none.>"
+)
 _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
 
@@ -78,6 +82,8 @@ def _draw_plotly(figure: dict[str, Any]) -> dict[str, Any]:
     drawn: dict[str, Any] = {"text/html": page}
     if _state["has_picture"] and (picture := _draw_png(io, figure, digest)) is not None:
         drawn["image/png"] = picture
+    else:
+        drawn["text/plain"] = NO_PICTURE
     return drawn
 
 
