@@ -71,11 +71,26 @@ def test_sync_writes_a_tree_and_leaves_what_it_did_not_write(belljar: Run, confi
     outcome = belljar("toolbox", "sync", "--mcp-config", config)
     assert outcome.out == "wrote 32 tools of 2 servers to servers\n"
     assert "from .add import add  # Adds." in (place / "servers" / "awkward" / "__init__.py").read_text()
-    (place / "mine" / "servers").mkdir(parents=True)
-    refused = belljar("toolbox", "sync", "mine", "--mcp-config", config)
-    assert refused.code == 2
-    assert "was not written by belljar" in refused.err
-    assert [*(place / "mine").iterdir()] == [place / "mine" / "servers"]
+    again = belljar("toolbox", "sync", "--mcp-config", config)
+    assert again.out == outcome.out
+    for name in ("servers", "toolbox"):
+        (place / "mine" / name).mkdir(parents=True)
+        refused = belljar("toolbox", "sync", "mine", "--mcp-config", config)
+        assert refused.code == 2
+        assert f"mine/{name} is there and was not written by belljar" in refused.err
+        assert [*(place / "mine").iterdir()] == [place / "mine" / name]
+        (place / "mine" / name).rmdir()
+
+
+def test_a_type_checker_finds_all_that_synced_code_imports(belljar: Run, config: str, place: Path) -> None:
+    belljar("toolbox", "sync", "work", "--mcp-config", config)
+    calls = "from servers.awkward import add\n\nprint(add(1, 2)['sum'] + 1)\nadd('1', 2)\n"
+    (place / "work" / "calls.py").write_text(calls)
+    (place / "work" / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [sys.executable, "-m", "pyright", "--outputjson", "-p", str(place / "work")]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["generalDiagnostics"]
+    errors = [each for each in told if each["severity"] == "error"]
+    assert [(Path(each["file"]).name, each["range"]["start"]["line"]) for each in errors] == [("calls.py", 3)]
 
 
 def test_without_servers_there_is_a_hint(belljar: Run) -> None:

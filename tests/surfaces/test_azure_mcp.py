@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 
 from belljar.environments import Environment
-from belljar.errors import SettingsError
+from belljar.errors import PoolUnavailable, SettingsError
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.settings.kinds import unmixed
@@ -111,9 +112,32 @@ async def test_without_connections_each_principal_has_a_current_session(url: str
         assert session_of(await say(again, "exec", code="kept")) == kept
         assert "NameError" in await say(bob, "exec", code="kept")
         stolen = await bob.call_tool("exec", {"code": "kept", "session_id": kept})
-        unknown = await bob.call_tool("exec", {"code": "kept", "session_id": "f" * 32})
+        unknown = await bob.call_tool("exec", {"code": "kept", "session_id": "f" * 17})
         assert stolen.is_error
-        assert text_of(stolen).replace(kept, "f" * 32) == text_of(unknown)
+        assert text_of(stolen).replace(kept, "f" * 17) == text_of(unknown)
+
+
+async def test_a_name_of_the_callers_own_makes_a_session_that_its_next_use_finds(url: str, runtime: Runtime) -> None:
+    async with connection(url) as ada, connection(url) as again, connection(url, who="bob") as bob:
+        assert (await say(ada, "list_files", session_id="analysis-1")) == "No files\n[session_id: analysis-1]"
+        said = await say(ada, "exec", code="kept = 1; open('a.txt', 'w').close()", session_id="analysis-1")
+        assert said == "No output\n[session_id: analysis-1]"
+        assert "result:\n1" in await say(again, "exec", code="kept", session_id="analysis-1")
+        assert "a.txt" in await say(again, "list_files", session_id="analysis-1")
+        assert "NameError" in await say(bob, "exec", code="kept", session_id="analysis-1")
+        assert "saved to" in await say(again, "download_file", file_name="a.txt", session_id="analysis-1")
+        await runtime.sessions.clear(_session_named("analysis-1", runtime), "key:ada")
+        gone = await say(ada, "exec", code="'kept' in globals()", session_id="analysis-1")
+        assert "result:\nFalse" in gone
+        assert "this is a new session" in gone
+        refused = await ada.call_tool("exec", {"code": "1", "session_id": "a b c d"})
+        assert refused.is_error
+
+
+def _session_named(name: str, runtime: Runtime) -> str:
+    session_id = runtime.identified.records.find("key:ada", name)
+    assert session_id
+    return session_id
 
 
 async def test_files_are_listed_and_saved_on_the_users_machine(url: str, runtime: Runtime) -> None:
@@ -163,6 +187,20 @@ async def test_surfaces_with_tools_of_the_same_name_are_never_mixed(runtime: Run
                 unmixed([one, other])
         elif "executor" not in (one, other):
             assert unmixed([one, other]) == [one, other]
+
+
+async def test_a_pool_whose_tokens_cannot_be_had_stops_the_server_at_its_start(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+    names = ("azure_subscription", "azure_resource_group", "azure_session_pool", "azure_region")
+    chosen = {"surfaces": ["azure-mcp"], **dict.fromkeys(names, "x")}
+    async with opened_runtime(default_environment, tmp_path, **chosen) as runtime:
+        with pytest.raises(PoolUnavailable, match="azure-identity is not installed") as refused:
+            build_server(runtime, ["azure-mcp"])
+        assert "pip install 'belljar-mcp[azure]'" in str(refused.value.hint)
+    async with opened_runtime(default_environment, tmp_path, azure_key="k" * 20, **chosen) as runtime:
+        assert build_server(runtime, ["azure-mcp"])
 
 
 def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,16 @@ from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.tool_listing import Detail, show
+from belljar.toolbox.toolbox import INSIDE
 from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 
 _ABOUT_CHARACTERS = 80
 # How long commands that read every server wait for one that hangs.
 _CONNECT_S = 30.0
 _STILL = "is still connecting"
-# How the root file of a generated tree begins.
-_GENERATED_PREFIX = '"""Tools of other servers as functions'
+# How the root files of what `sync` writes begin.
+_GENERATED_PREFIX = '"""Tools of other servers'
+_WRITTEN = ("servers", "toolbox")
 _YES = ("y", "yes", "true", "1")
 _NO = ("n", "no", "false", "0")
 P = ParamSpec("P")
@@ -84,10 +86,13 @@ def call_command(
 
 
 def sync_command(
-    folder: Annotated[Path, typer.Argument(help="Where to write servers/.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Where to write servers/ and toolbox/.")] = Path(),
     mcp_config: Config = None,
 ) -> None:
-    """Write the tools as Python, as sessions see them, into the folder servers."""
+    """Write the tools as Python, as sessions see them, into the folder servers.
+
+    Beside it, the folder toolbox has what it imports, for editors and type checkers. Calls work in sessions only.
+    """
     _run(_sync, _settings(mcp_config), folder)
 
 
@@ -167,11 +172,12 @@ async def _call(settings: Settings, server: str, tool: str, arguments: str, out:
 
 async def _sync(settings: Settings, folder: Path) -> int:
     """Replace the generated tree by a new one; return 1 if a server was not reached."""
-    _check_target(folder / "servers")
+    for name in _WRITTEN:
+        _check_target(folder / name)
     async with _connect(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     _print_warnings(catalogue)
-    files = generate(catalogue, _shapes(settings).shape)
+    files = generate(catalogue, _shapes(settings).shape) | _runtime_files()
     await asyncio.to_thread(_write, files, folder)
     print(f"wrote {len(catalogue.tools())} tools of {len(catalogue.servers)} servers to {folder / 'servers'}")
     return 1 if any(each.error for each in catalogue.servers.values()) else 0
@@ -296,15 +302,23 @@ def _check_target(target: Path) -> None:
 
 
 def _write(files: dict[str, str], folder: Path) -> None:
-    """Write the new tree beside the old one, then replace the old one."""
-    target, draft = folder / "servers", folder / ".servers.new"
+    """Write the new folders beside the old ones, then replace the old ones."""
+    draft = folder / ".servers.new"
     remove_tree(draft)
     for name, text in files.items():
-        file = draft / Path(name).relative_to("servers")
+        file = draft / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
-    remove_tree(target)
-    draft.rename(target)
+    for name in _WRITTEN:
+        remove_tree(folder / name)
+        (draft / name).rename(folder / name)
+    remove_tree(draft)
+
+
+def _runtime_files() -> dict[str, str]:
+    """Return the package that generated code imports."""
+    files = [*(INSIDE / "toolbox").glob("*.py"), *(INSIDE / "toolbox").glob("*.pyi")]
+    return {f"toolbox/{file.name}": file.read_text("utf-8") for file in files}
 
 
 async def _ask_at_terminal(question: Question) -> QuestionReply:

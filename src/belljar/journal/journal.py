@@ -67,6 +67,11 @@ GONE = "was removed or replaced while the server has it open, and ends with it"
 UNKEPT = "[belljar: output is missing here: the journal could not be written]\n"
 
 
+def has_id_form(text: str) -> bool:
+    """Return whether a text could be an id of ours; names that callers choose look otherwise."""
+    return len(text) == _ID_LETTERS and text.isascii() and text.isalpha() and text.islower()
+
+
 def new_id() -> str:
     """Return an id that nobody can guess."""
     # One random number for all letters: each call of the system's generator takes 15 µs.

@@ -16,6 +16,7 @@ from belljar.environments import Environment, check_name, open_environment
 from belljar.environments.managed import DEFAULT, compile_packages, is_compiled, is_ready, recipe_folder
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
+from belljar.kernels.azure.credentials import check_credential
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 
@@ -28,7 +29,7 @@ def is_elsewhere(name: str) -> bool:
 
 
 def check_pool(settings: Settings) -> None:
-    """Refuse the environment `azure` where no pool is configured, or only a part of its name."""
+    """Refuse the environment `azure` where no pool is configured, only a part of its name, or no way to a token."""
     check_pool_names(settings)
     if not pool_endpoint(settings):
         raise InvalidArgument(
@@ -36,6 +37,7 @@ def check_pool(settings: Settings) -> None:
             hint="The operator sets azure_endpoint, or AZURE_SUBSCRIPTION_ID, AZURE_RESOURCE_GROUP, AZURE_SESSION_POOL "
             "and AZURE_REGION",
         )
+    check_credential(settings)
 
 
 class EnvironmentCache:

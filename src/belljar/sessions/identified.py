@@ -62,20 +62,20 @@ class IdentifiedSessions:
             raise SessionNotFound("it was never launched, or its session is over")
         return await self.reach(identifier, principal)
 
-    async def reach(self, identifier: str, principal: str) -> Session:
+    async def reach(self, identifier: str, principal: str, *, environment: str = "") -> Session:
         """Return the session of an identifier: awake, or woken, or a new one where there is none."""
         check_identifier(identifier)
         lock = self._locks.setdefault((principal, identifier), asyncio.Lock())
         async with lock:
             known = self.records.find(principal, identifier)
             if known is None or known == UNUSED:
-                return await self._allocate(identifier, principal, known, "")
+                return await self._allocate(identifier, principal, known, "", environment)
             try:
                 return await self._sessions.reach(known, principal)
             except SessionNotFound:
                 entry = self._sessions.records.find(known)
                 end = entry.end if entry is not None and entry.end else "is gone"
-                return await self._allocate(identifier, principal, known, end)
+                return await self._allocate(identifier, principal, known, end, environment)
 
     async def folder(self, identifier: str, principal: str) -> Workspace:
         """Return the folder of an identifier's session, for reading: a session that sleeps is not woken for it."""
@@ -110,9 +110,11 @@ class IdentifiedSessions:
                 await self._sessions.clear(known, principal)
             self.records.forget(principal, identifier)
 
-    async def _allocate(self, identifier: str, principal: str, known: str | None, end: str) -> Session:
+    async def _allocate(
+        self, identifier: str, principal: str, known: str | None, end: str, environment: str
+    ) -> Session:
         await self._sessions.make_room(principal)
-        session = self._sessions.create(principal)
+        session = self._sessions.create(principal, environment=environment)
         try:
             bound = self.records.bind(principal, identifier, session.id, known=known)
         except BaseException:

@@ -2,7 +2,7 @@
 
 A client need not name a session: its current one is used, which `new_session` changes. Each connection has a current
 session of its own; where the protocol has no connections, each principal. Answers name the session's id, so that a
-client can pass it back.
+client can pass it back. A client may also choose a name of its own, as with Azure: its first use makes the session.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from belljar.errors import BelljarError, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
+from belljar.journal.journal import has_id_form
 from belljar.models import ExecutionResult
 from belljar.outputs.imitations import disarmed
 from belljar.runtime import Runtime
@@ -38,7 +39,9 @@ AZURE_INSTRUCTIONS: Final = (
 LISTED: Final = 2_000
 MAX_CONNECTIONS: Final = 10_000
 
-OptionalSession = Annotated[str, Field(description="Session to use; empty for the current one")]
+OptionalSession = Annotated[
+    str, Field(description="Session to use, or a name for a new one; empty for the current one")
+]
 
 
 def pool_environment(settings: Settings) -> str:
@@ -53,6 +56,7 @@ class AzureSurface:
     def __init__(self, runtime: Runtime) -> None:
         self._settings = runtime.settings
         self._sessions = runtime.sessions
+        self._identified = runtime.identified
         self._environment = pool_environment(runtime.settings)
         if self._environment:
             runtime.starter.environments.check(self._environment)
@@ -87,7 +91,8 @@ class AzureSurface:
         """Run Python. Variables, imports and files stay for the next call; `No output` means that it ran silently."""
         cell = make_cell(self._settings, code, allow_input=can_ask(ctx))
         session = await self._session(ctx, session_id)
-        with _naming(session):
+        name = session_id or session.id
+        with _naming(name):
             execution = session.submit(cell)
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
             while not execution.is_finished:
@@ -96,7 +101,7 @@ class AzureSurface:
         result = execution.result()
         reader = self._sessions.executions.display_reader(session.id)
         pictures = dict(media_blocks(result, reader, self._settings.image_budget_bytes))
-        content: list[ContentBlock] = [TextContent(type="text", text=_result_text(result, execution.notices()))]
+        content: list[ContentBlock] = [TextContent(type="text", text=_result_text(result, execution.notices(), name))]
         return CallToolResult(
             content=[*content, *pictures.values()],
             is_error=not result.success and (self._settings.failures_are_errors or result.status == "rejected"),
@@ -106,12 +111,13 @@ class AzureSurface:
     async def list_files(self, ctx: Ctx, session_id: OptionalSession = "") -> Answer:
         """The files in /mnt/data, one path a line."""
         session = await self._session(ctx, session_id)
-        with _naming(session):
+        name = session_id or session.id
+        with _naming(name):
             page = await asyncio.to_thread(Workspace(session.folders.workspace).list_page, "", "", LISTED)
         lines = [entry.name for entry in page.entries]
         if page.rest or not page.is_complete:
             lines.append(f"[{page.rest or 'perhaps'} more: list them with code, like os.listdir('/mnt/data')]")
-        return _text("\n".join([*(lines or ["No files"]), _named(session.id)]))
+        return _text("\n".join([*(lines or ["No files"]), _named(name)]))
 
     @refusals_as_results
     async def download_file(
@@ -122,12 +128,13 @@ class AzureSurface:
     ) -> Answer:
         """Save a file of the session on the user's machine."""
         session = await self._session(ctx, session_id)
-        with _naming(session):
+        name = session_id or session.id
+        with _naming(name):
             content = await asyncio.to_thread(session.workspace.read, file_name, self._settings.max_upload_bytes)
             file = file_reference(session.id, "/".join(session.workspace.check_name(file_name)), len(content))
             folder = self._settings.download_directory
             saved = await asyncio.to_thread(save_download, folder, session.id, file.name, content)
-        text = f"{file.name} ({file.mime_type}, {file.size:,} bytes), saved to {saved}\n{_named(session.id)}"
+        text = f"{file.name} ({file.mime_type}, {file.size:,} bytes), saved to {saved}\n{_named(name)}"
         blocks = [embedded(file, content)] if len(content) <= EMBEDDED_LIMIT_BYTES else []
         return CallToolResult(content=[TextContent(type="text", text=text), *blocks])
 
@@ -139,6 +146,8 @@ class AzureSurface:
         current = session_id or self._current.get(connection, "")
         if not current:
             return await self._create(ctx, "")
+        if not has_id_form(current):
+            return await self._identified.reach(current, current_principal(), environment=self._environment)
         try:
             session = await self._sessions.reach(current, current_principal())
         except SessionNotFound as error:
@@ -161,7 +170,7 @@ class AzureSurface:
         return session
 
 
-def _result_text(result: ExecutionResult, notices: str) -> str:
+def _result_text(result: ExecutionResult, notices: str, session: str) -> str:
     """Return a result as one text: stdout first, the rest under names."""
     traceback = "\n".join(result.traceback)
     error = traceback if result.error is None or result.error in traceback else f"{traceback}\n{result.error}"
@@ -170,21 +179,21 @@ def _result_text(result: ExecutionResult, notices: str) -> str:
     said = disarmed("\n".join([*filter(None, [result.stdout.rstrip("\n")]), *named]))
     note = f"note:\n{notices.strip(chr(10))}" if notices.strip() else ""
     body = "\n".join(filter(None, [said, note]))
-    return f"{body or 'No output'}\n{_named(result.session_id)}"
+    return f"{body or 'No output'}\n{_named(session)}"
 
 
 @contextmanager
-def _naming(session: Session) -> Generator[None]:
+def _naming(session: str) -> Generator[None]:
     """Name the session in what is refused, because a client learns its current session from answers alone."""
     try:
         yield
     except BelljarError as error:
-        error.hint = "\n".join(filter(None, [error.hint, _named(session.id)]))
+        error.hint = "\n".join(filter(None, [error.hint, _named(session)]))
         raise
 
 
-def _named(session_id: str) -> str:
-    return f"[session_id: {session_id}]"
+def _named(session: str) -> str:
+    return f"[session_id: {session}]"
 
 
 def _text(text: str) -> CallToolResult:

@@ -5,6 +5,7 @@ Nothing of either is ever logged or part of an error.
 
 import asyncio
 import time
+from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 from belljar.distribution import install_extra
@@ -30,8 +31,15 @@ class Credential(Protocol):
         ...
 
 
+def check_credential(settings: Settings) -> None:
+    """Refuse settings with which no token can be had, before a session is made; asks nobody for one."""
+    if not settings.azure_key.get_secret_value() and not _has_identity():
+        raise PoolUnavailable("azure-identity is not installed, so no token can be had", hint=_EXTRA_HINT)
+
+
 def open_credential(settings: Settings) -> Credential:
     """Return the credential that the settings call for."""
+    check_credential(settings)
     key = settings.azure_key.get_secret_value()
     return KeyCredential(key) if key else TokenCredential(_default_credential(), settings.azure_scope)
 
@@ -81,10 +89,15 @@ class TokenCredential:
         return cast("str", token.token), float(token.expires_on)
 
 
+def _has_identity() -> bool:
+    try:
+        return find_spec("azure.identity") is not None
+    except ModuleNotFoundError:  # nothing of Azure's is installed
+        return False
+
+
 def _default_credential() -> Any:
     # azure-identity takes 0.3 s to import, and only sessions in a pool need it.
-    try:
-        from azure.identity import DefaultAzureCredential  # pyright: ignore
-    except ImportError as error:
-        raise PoolUnavailable("azure-identity is not installed, so no token can be had", hint=_EXTRA_HINT) from error
+    from azure.identity import DefaultAzureCredential  # pyright: ignore
+
     return cast("Any", DefaultAzureCredential())
