@@ -27,7 +27,7 @@ async def main() -> None:
             await session.execute("import servers.sqlite, servers.time")  # waits until both have listed their tools
             for level, cell in LEVELS.items():
                 text = shown(await session.execute(cell))
-                print(f"{level}: {len(text):,} characters\n    {text.splitlines()[0][:90]}")
+                print(f"{level}: {len(text):,} characters\n    {text.splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,15 @@ def read_env() -> None:
         print(apply_env_file(".env", is_named=True), file=sys.stderr)
 
 
+def _own_env_file() -> dict[str, str]:
+    """Name the `.env` that `read_env` has read, so that the server trusts it as the example does."""
+    return {"env_file": ".env"} if Path(".env").exists() else {}
+
+
 @asynccontextmanager
 async def belljar_client(*flags: str, **settings: str) -> AsyncGenerator[Client]:
     """Start `belljar serve` and connect to it, as any MCP client does; settings go by their names."""
-    variables = {f"BELLJAR_{name.upper()}": value for name, value in settings.items()}
+    variables = {f"BELLJAR_{name.upper()}": value for name, value in {**_own_env_file(), **settings}.items()}
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "belljar", "serve", *flags], env={**os.environ, **variables}
     )

@@ -19,8 +19,8 @@ VALUE = "application/vnd.belljar.value+json"
 MAX_VALUE_CHARS = 256 * 1024
 PLOTLY = "application/vnd.plotly.v1+json"
 NO_PICTURE = (
-    "<Plotly figure: a page without a picture, because no browser in this session can draw one. An operator adds Chromium "
-    "(apt install chromium; for the image, --build-arg BROWSER=yes). matplotlib needs none.>"
+    "<Plotly figure: a page without a picture, because no browser in this session can draw one. An operator adds "
+    "Chromium (apt install chromium; for the image, --build-arg BROWSER=yes). matplotlib needs none.>"
 )
 _state: dict[str, Any] = {"has_picture": True, "pictured": "", "picture": b""}
 
