@@ -80,6 +80,10 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTree:
     return FakeTree(tmp_path, monkeypatch)
 
 
+def refused(*_: object) -> int:
+    raise OSError(errno.EINVAL, "before Linux 6.12")
+
+
 def only(group: ControlGroup) -> Path:
     (folder,) = set(group.folders.values())
     return folder
@@ -106,12 +110,45 @@ async def test_a_unified_group_tells_what_was_hit(tree: FakeTree) -> None:
     folder = only(enforcement.group)
     (folder / "memory.peak").write_text(str(90 << 20))
     kinds = {incident.kind: incident.detail for incident in enforcement.incidents()}
-    assert kinds["out_of_memory"] == "used 90 MB, the limit is 100 MB"
+    assert kinds["out_of_memory"] == "used 100 MB, the limit is 100 MB"
     assert "more than 20 processes" in kinds["too_many_processes"]
     assert enforcement.incidents() == []
-    assert 89 < enforcement.memory_peak_mb() < 90, "without the file cache, which the kernel takes back"
-    (folder / "memory.events").write_text("oom_kill 2\n")
+    assert 99 < enforcement.memory_peak_mb() < 100, "without the file cache, which the kernel takes back"
+    assert enforcement.memory_peak_mb() < 99, "nothing was killed since"
+    (folder / "memory.events").write_text("oom 3\noom_kill 2\n")
     assert [incident.kind for incident in enforcement.incidents()] == ["out_of_memory"]
+    await enforcement.release()
+
+
+async def test_after_a_kill_the_figure_is_the_limit_also_where_a_peak_cannot_be_reset(
+    tree: FakeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enforcement = Enforcer(tree.offer()).enforce("s", LIMITS)
+    assert enforcement.group is not None
+    folder = only(enforcement.group)
+    monkeypatch.setattr(os, "pwrite", refused)
+    (folder / "memory.peak").write_text(str(100 << 20))
+    (folder / "memory.current").write_text(str(29 << 20))
+    assert 99 < enforcement.memory_peak_mb() < 100, "a cell touches the limit and gives back what it held"
+    assert enforcement.incidents()
+    enforcement.memory_peak_mb()
+    (folder / "memory.events").write_text("oom 3\noom_kill 2\n")
+    assert 99 < enforcement.memory_peak_mb() < 100
+    assert [incident.detail for incident in enforcement.incidents()] == ["used 100 MB, the limit is 100 MB"]
+    await enforcement.release()
+
+
+async def test_a_process_that_was_killed_for_a_limit_above_the_session_says_so(tree: FakeTree) -> None:
+    enforcement = Enforcer(tree.offer()).enforce("s", LIMITS)
+    assert enforcement.group is not None
+    enforcement.incidents()
+    enforcement.memory_peak_mb()
+    folder = only(enforcement.group)
+    (folder / "memory.peak").write_text(str(30 << 20))
+    (folder / "memory.events").write_text("oom 2\noom_kill 2\n")
+    assert 29 < enforcement.memory_peak_mb() < 30
+    [incident] = enforcement.incidents()
+    assert incident.detail == "used 30 MB of its 100 MB, and what it runs in (service, container, machine) had no more"
     await enforcement.release()
 
 
@@ -185,10 +222,6 @@ async def test_a_peak_that_the_kernel_cannot_reset_is_told_once_and_then_what_is
     group = groups.make("s", LIMITS)
     assert group is not None
     (only(group) / "memory.current").write_text("30")
-
-    def refused(*_: object) -> int:
-        raise OSError(errno.EINVAL, "before Linux 6.12")
-
     monkeypatch.setattr(os, "pwrite", refused)
     (only(group) / "memory.peak").write_text("70")
     assert [group.take_peak_bytes(), group.take_peak_bytes()] == [70, 30]

@@ -36,6 +36,10 @@ class ControlGroup(Protocol):
         """Return how many processes the kernel ever killed in it because memory ran out."""
         ...
 
+    def own_shortages(self) -> int | None:
+        """Return how often its own limit of memory, not one above it, left no room; None where that is not counted."""
+        ...
+
     def refused_forks(self) -> int:
         """Return how many processes and threads the kernel ever refused in it."""
         ...
@@ -257,6 +261,10 @@ class GroupV1(GroupFolders):
         """See `ControlGroup`. `memory.failcnt` stays 0 when memory and swap have the same limit; `oom_kill` counts."""
         return self.entry("memory", "memory.oom_control", b"oom_kill")
 
+    def own_shortages(self) -> int | None:
+        """See `ControlGroup`."""
+        return None
+
     def refused_forks(self) -> int:
         """See `ControlGroup`."""
         return self.entry("pids", "pids.events", b"max")
@@ -317,6 +325,10 @@ class GroupV2(GroupFolders):
     def oom_kills(self) -> int:
         """See `ControlGroup`."""
         return self.entry("memory", "memory.events", b"oom_kill")
+
+    def own_shortages(self) -> int | None:
+        """See `ControlGroup`."""
+        return self.entry("memory", "memory.events", b"oom")
 
     def refused_forks(self) -> int:
         """See `ControlGroup`."""

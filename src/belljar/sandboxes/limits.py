@@ -30,6 +30,8 @@ _NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
 # that is moved by another up to 15. With `_WAIT` it first waits for a line, so that the server can set its limits
 # before it is the command, or another user's process. End of file instead of a line means the server died: it exits.
+_NEARLY_ALL = 0.95
+"""The share of its limit that a group holds when the kernel kills for it: what is asked for at once has no room."""
 _WAIT = "read -r _ || exit 125; "
 _JOIN_GROUPS = (
     'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; unset PWD OLDPWD SHLVL; exec "$@"'
@@ -134,6 +136,8 @@ class Enforcement:
         self.groups = groups
         self._processors = processors
         self._oom_kills = 0
+        self._own_shortages = 0
+        self._shortages_in_peaks = 0
         self._refused_forks = 0
         self._peak_bytes = 0
         self._reported_bytes = 0
@@ -231,14 +235,31 @@ class Enforcement:
         found: list[Incident] = []
         oom_kills, refused_forks = self.group.oom_kills(), self.group.refused_forks()
         if oom_kills > self._oom_kills:
-            self._peak_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
-            used = round(max(self._peak_bytes, self._reported_bytes) / MEBIBYTE)
-            found.append(Incident("out_of_memory", f"used {used:,} MB, the limit is {self.limits.memory_mb:,} MB"))
+            found.append(Incident("out_of_memory", self._describe_shortage(self.group)))
         if refused_forks > self._refused_forks:
             detail = f"wanted more than {self.limits.processes:,} processes and threads, the limit"
             found.append(Incident("too_many_processes", detail))
         self._oom_kills, self._refused_forks = oom_kills, refused_forks
         return found
+
+    def _describe_shortage(self, group: ControlGroup) -> str:
+        """Return what was used when the kernel killed a process of the group, and which limit that was."""
+        self._take_peak(group)
+        limit, used = self.limits.memory_mb, round(max(self._peak_bytes, self._reported_bytes) / MEBIBYTE)
+        shortages = group.own_shortages()
+        # v1 does not count them, but its peak can be reset, so it is that of the kill.
+        is_own = shortages > self._own_shortages if shortages is not None else used >= limit * _NEARLY_ALL
+        self._own_shortages = shortages or 0
+        if is_own:
+            return f"used {limit:,} MB, the limit is {limit:,} MB"
+        return f"used {used:,} MB of its {limit:,} MB, and what it runs in (service, container, machine) had no more"
+
+    def _take_peak(self, group: ControlGroup) -> None:
+        """Keep the most memory that was charged since the last call: all of it, if the limit was hit meanwhile."""
+        self._peak_bytes = max(self._peak_bytes, group.take_peak_bytes())
+        # Before Linux 6.12 v2's peak is that of the group's whole life, and what is charged after a kill is little.
+        if (shortages := group.own_shortages() or 0) > self._shortages_in_peaks:
+            self._peak_bytes, self._shortages_in_peaks = self.limits.memory_mb * MEBIBYTE, shortages
 
     def oom_kills(self) -> int:
         """Return how many processes were killed because memory ran out; 0 where that is not counted."""
@@ -248,8 +269,8 @@ class Enforcement:
         """Return the most memory that all processes together held since the last call, less the page cache."""
         if self.group is None:
             return 0.0
-        self._reported_bytes = max(self._peak_bytes, self.group.take_peak_bytes())
-        self._peak_bytes = 0
+        self._take_peak(self.group)
+        self._reported_bytes, self._peak_bytes = self._peak_bytes, 0
         return max(0, self._reported_bytes - self.group.cached_bytes()) / MEBIBYTE
 
     def kill(self) -> None:
