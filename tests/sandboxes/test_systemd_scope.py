@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from belljar.errors import SandboxUnavailable
 from belljar.sandboxes import systemd_scope
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
 from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.systemd_scope import groups_advice, request_scope
+from belljar.sandboxes.systemd_scope import groups_advice, request_scope, supervisor_groups
 
 BUSCTL = """#!/bin/sh
 echo "$@" >> {log}
 unit=$(echo "$@" | sed 's/.* ssa(sv)a(sa(sv)) \\([^ ]*\\) .*/\\1/')
+pid=$(echo "$@" | sed 's/.* PIDs au 1 \\([0-9]*\\) .*/\\1/')
 [ -e {refusal} ] && {{ cat {refusal} >&2; exit 1; }}
-mkdir -p {slice}/$unit && touch {slice}/$unit/cgroup.procs && echo {slice}/$unit > {place}
+mkdir -p {slice}/$unit && touch {slice}/$unit/cgroup.procs && echo {slice}/$unit > {places}/$pid
 """
 
 
@@ -29,9 +31,17 @@ class Systemd:
 
     folder: Path
 
+    def group_of(self, process: Path = Path("/proc/self")) -> Path:
+        pid = os.getpid() if process.name == "self" else int(process.name)
+        return Path((self.folder / "places" / str(pid)).read_text().strip())
+
+    def place(self, group: Path, pid: int = 0) -> None:
+        (self.folder / "places").mkdir(exist_ok=True)
+        (self.folder / "places" / str(pid or os.getpid())).write_text(str(group))
+
     @property
     def own(self) -> Path:
-        return Path((self.folder / "place").read_text().strip())
+        return self.group_of()
 
     @property
     def calls(self) -> list[str]:
@@ -47,14 +57,14 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd
     host = Systemd(tmp_path)
     service = tmp_path / "system.slice" / "ours.service"
     service.mkdir(parents=True)
-    (tmp_path / "place").write_text(str(service))
+    host.place(service)
     busctl = tmp_path / "busctl"
-    names = {name: tmp_path / name for name in ("log", "refusal", "place")}
+    names = {name: tmp_path / name for name in ("log", "refusal", "places")}
     busctl.write_text(BUSCTL.format(**names, slice=service.parent))
     busctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(systemd_scope, "_BOOTED", tmp_path)
-    monkeypatch.setattr(systemd_scope, "read_own_group", lambda: host.own)
+    monkeypatch.setattr(systemd_scope, "read_own_group", host.group_of)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     request_scope.cache_clear()
     yield host
@@ -102,7 +112,7 @@ def test_nothing_is_asked_where_systemd_does_not_run_or_has_delegated_already(
 
 def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     session = systemd.folder / "user.slice" / "session-1.scope"
-    (systemd.folder / "place").write_text(str(session))
+    systemd.place(session)
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     refusal = request_scope()
     assert refusal == "/run/user/4000000/bus is not there: systemd runs no manager for this user"
@@ -115,3 +125,51 @@ def test_the_servers_warning_has_the_reason(systemd: Systemd, monkeypatch: pytes
     monkeypatch.setattr(systemd_scope, "read_control_groups", lambda: ControlGroups("v2", is_unified=True))
     assert Enforcer(asks_systemd=True).warning.endswith("(systemd refuses a scope: Call failed: Access denied)")
     assert len(systemd.calls) == 1
+
+
+SUPERVISOR = 4_000_001
+
+
+def delegate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getxattr", lambda *_: b"1")
+
+
+def test_a_supervisor_gets_a_scope_of_its_own_once_so_that_its_sessions_do_not_bar_the_service(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delegate(monkeypatch)
+    service = systemd.own
+    systemd.place(service / LEAF, SUPERVISOR)
+    assert supervisor_groups(SUPERVISOR, asks_systemd=True) is not None
+    (call,) = systemd.calls
+    assert f"Delegate b true PIDs au 1 {SUPERVISOR} " in call
+    scope = systemd.group_of(Path(f"/proc/{SUPERVISOR}"))
+    assert (scope / LEAF / "cgroup.procs").read_text() == str(SUPERVISOR)
+    assert systemd.own == service, "the server stays where its log is the service's"
+    systemd.place(scope / LEAF, SUPERVISOR)
+    assert supervisor_groups(SUPERVISOR, asks_systemd=True) is not None, "the next server finds it there"
+    assert len(systemd.calls) == 1
+
+
+def test_a_supervisor_stays_where_systemd_places_the_server_in_a_subgroup_or_delegates_nothing(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd.place(systemd.own, SUPERVISOR)
+    assert supervisor_groups(SUPERVISOR, asks_systemd=True) is None
+    delegate(monkeypatch)
+    systemd.place(systemd.own / LEAF)
+    assert supervisor_groups(SUPERVISOR, asks_systemd=True) is None
+    assert systemd.calls == []
+
+
+def test_keep_alive_is_refused_where_the_service_could_not_start_again(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delegate(monkeypatch)
+    systemd.place(systemd.own, SUPERVISOR)
+    systemd.refuse("Call failed: Access denied\n")
+    with pytest.raises(SandboxUnavailable, match=r"could not start ours\.service again .* Access denied") as refused:
+        supervisor_groups(SUPERVISOR, asks_systemd=True)
+    assert "DelegateSubgroup=belljar-server" in (refused.value.hint or "")
+    with pytest.raises(SandboxUnavailable, match="systemd_scope is off"):
+        supervisor_groups(SUPERVISOR, asks_systemd=False)

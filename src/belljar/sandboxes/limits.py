@@ -21,8 +21,9 @@ from belljar.sandboxes.base import HostCheck, Incident, Limits
 from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
 from belljar.sandboxes.cgroups import ControlGroup
 from belljar.sandboxes.server_groups import ServerGroups
-from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope
+from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope, supervisor_groups
 from belljar.settings import MEBIBYTE
+from belljar.supervisor import SupervisorClient
 
 OOM_SCORE = "500"
 """How soon Linux kills a session when memory runs out: the server has 0, checkpoints have 1000."""
@@ -50,6 +51,16 @@ class Enforcer:
     def groups(self) -> ServerGroups:
         """The server's control groups, found when first needed because `belljar --help` makes providers too."""
         return ServerGroups(self._given or (find_control_groups() if self.asks_systemd else read_control_groups()))
+
+    def keep_with(self, supervisor: SupervisorClient) -> None:
+        """Have the groups outlive this server, with the supervisor."""
+        if self._given is None:
+            supervisor.when_started(self._move_beside)
+        self.groups.keep_with(supervisor)
+
+    def _move_beside(self, pid: int) -> None:
+        if offer := supervisor_groups(pid, asks_systemd=self.asks_systemd):
+            self.groups.move_to(offer)
 
     def check(self) -> HostCheck:
         """Return the line for `doctor`. It never fails, because a session without a group has weaker limits."""

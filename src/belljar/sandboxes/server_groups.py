@@ -175,6 +175,12 @@ class ServerGroups:
 
     # Groups that outlive their server
 
+    def move_to(self, offer: ControlGroups) -> None:
+        """Make the groups of later sandboxes elsewhere, because another process than this server starts those."""
+        self.offer = offer
+        if not self._locks:
+            self._places = offer.usable()
+
     def keep_with(self, supervisor: SupervisorClient) -> None:
         """Have the supervisor hold the lock beyond the end of this server; take over an earlier server's groups."""
         self._supervisor = supervisor

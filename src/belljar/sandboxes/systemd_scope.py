@@ -16,9 +16,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
 
-__all__ = ["find_control_groups", "groups_advice", "request_scope"]
+__all__ = ["find_control_groups", "groups_advice", "request_scope", "supervisor_groups"]
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +79,42 @@ def request_scope() -> str:
     own = read_own_group() if _BOOTED.is_dir() else None
     if own is None or _is_delegated(own):
         return ""
+    return _move_to_scope(os.getpid(), own)
+
+
+def supervisor_groups(pid: int, *, asks_systemd: bool) -> ControlGroups | None:
+    """Return where a supervisor's sessions have their groups, if not below the server's own; it may get a scope for it.
+
+    systemd starts the process of a unit in the unit's own group, or in `DelegateSubgroup=` of it, and the kernel allows
+    no process in a group that passes controllers on. Sessions with controllers below the unit's own group, which
+    outlive its process, would keep the unit from starting again: then their supervisor needs a group elsewhere.
+    """
+    own = read_own_group() if _BOOTED.is_dir() else None
+    if own is None or own.name == LEAF or not _is_delegated(own):
+        return None
+    process = Path(f"/proc/{pid}")
+    present = read_own_group(process)
+    if present is None or not present.parent.name.endswith(".scope"):
+        refusal = _move_to_scope(pid, own) if asks_systemd else "the setting systemd_scope is off"
+        if refusal:
+            unit = next((name for name in reversed(own.parts) if name.endswith(".service")), own.name)
+            raise SandboxUnavailable(
+                f"keep_alive cannot be used: systemd could not start {unit} again beside its sessions, and their"
+                f" supervisor gets no scope of its own: {refusal}",
+                hint=f"Write `DelegateSubgroup={LEAF}` into the unit (systemd 254 or newer), or run `loginctl"
+                " enable-linger` for its user, or set keep_alive = false",
+            )
+    return read_control_groups(process)
+
+
+def _move_to_scope(pid: int, own: Path) -> str:
+    """Have systemd move a process into a scope of its own, in the slice of `own`; return why not, or nothing."""
     if (busctl := shutil.which("busctl")) is None:
         return "busctl, which is part of systemd, is not on the PATH"
-    unit = f"belljar-{os.getpid()}-{secrets.token_hex(4)}.scope"
-    if refusal := _call(busctl, unit, own):
+    unit = f"belljar-{pid}-{secrets.token_hex(4)}.scope"
+    if refusal := _call(busctl, unit, own, pid):
         return refusal
-    return _enter_leaf(unit)
+    return _enter_leaf(unit, pid)
 
 
 def _is_delegated(own: Path) -> bool:
@@ -99,7 +130,7 @@ def _is_delegated(own: Path) -> bool:
     return False
 
 
-def _call(busctl: str, unit: str, own: Path) -> str:
+def _call(busctl: str, unit: str, own: Path, pid: int) -> str:
     """Ask for the scope; return why systemd refuses, or nothing."""
     # No question of polkit's may appear on the terminal, which is the client's where MCP is served over it.
     command = [busctl, "--allow-interactive-authorization=no", f"--timeout={_ANSWER_S:g}"]
@@ -116,7 +147,7 @@ def _call(busctl: str, unit: str, own: Path) -> str:
     properties = [
         ["Description", "s", "belljar and its sessions"],
         ["Delegate", "b", "true"],
-        ["PIDs", "au", "1", str(os.getpid())],
+        ["PIDs", "au", "1", str(pid)],
         ["CollectMode", "s", "inactive-or-failed"],
         *_placement(own),
         *_limits(own),
@@ -169,16 +200,16 @@ def _number(path: Path) -> str:
     return text if text.isdecimal() else ""
 
 
-def _enter_leaf(unit: str) -> str:
-    """Wait until this process is in its scope, and move it into a leaf there, where its children will be as well."""
+def _enter_leaf(unit: str, pid: int) -> str:
+    """Wait until the process is in its scope, and move it into a leaf there, where its children will be as well."""
     deadline = time.monotonic() + _ANSWER_S
-    while (own := read_own_group()) is None or own.name != unit:
+    while (group := read_own_group(Path(f"/proc/{pid}"))) is None or group.name != unit:
         if time.monotonic() > deadline:
-            return f"systemd did not move this process into {unit}"
+            return f"systemd did not move process {pid} into {unit}"
         time.sleep(_RETRY_S)
     try:
-        (own / LEAF).mkdir(exist_ok=True)
-        (own / LEAF / "cgroup.procs").write_text(str(os.getpid()))
+        (group / LEAF).mkdir(exist_ok=True)
+        (group / LEAF / "cgroup.procs").write_text(str(pid))
     except OSError as error:
-        return f"{own} cannot be written: {error.strerror}"
+        return f"{group} cannot be written: {error.strerror}"
     return ""

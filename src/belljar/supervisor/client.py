@@ -187,11 +187,22 @@ class SupervisorClient:
         self._kept: set[str] = set()
         self.found: list[str] = []
         """The keys that an earlier server left."""
+        self._pid = 0
+        self._on_start: Callable[[int], None] | None = None
 
     @property
     def is_connected(self) -> bool:
         """Whether a supervisor is connected."""
         return self._exchange is not None and not self._exchange.is_over
+
+    def when_started(self, on_start: Callable[[int], None]) -> None:
+        """Call back with the pid of the supervisor that is connected, and of each that takes its place.
+
+        It is called before the supervisor is used, and may block, where `connect_or_start` is called.
+        """
+        self._on_start = on_start
+        if self.is_connected:
+            on_start(self._pid)
 
     def connect_or_start(self) -> bool:
         """Connect to the supervisor or start one; False when another server has it. Blocks."""
@@ -232,6 +243,9 @@ class SupervisorClient:
             return False
         self._exchange, self.found = connection, answer["keys"]
         self._kept = set(self.found)
+        self._pid = answer["pid"]
+        if self._on_start is not None:
+            self._on_start(self._pid)
         return True
 
     def _introduction(self) -> dict[str, Any]:

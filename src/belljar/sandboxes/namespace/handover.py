@@ -41,7 +41,7 @@ class NamespaceHandover:
         self._tools = tools
         self._take_identity = take_identity
         self._restored: dict[str, NamespaceSandbox] = {}
-        enforcer.groups.keep_with(supervisor)
+        enforcer.keep_with(supervisor)
 
     def deposit(self, sandbox: Sandbox) -> str:
         """See `SandboxHandover`. The sandboxes that it was nested in are deposited with it."""
