@@ -96,7 +96,7 @@ def test_a_group_shared_with_strangers_and_nothing_above_it_cannot_be_used(tmp_p
     assert groups.usable() == {}
 
 
-def test_the_old_hierarchy_is_used_from_its_top_where_that_can_be_written(tmp_path: Path) -> None:
+def test_the_old_hierarchy_is_used_from_our_own_group_so_that_its_limits_hold_for_sessions(tmp_path: Path) -> None:
     memory, cpu = tmp_path / "memory", tmp_path / "cpu"
     (memory / "ours").mkdir(parents=True)
     cpu.mkdir()
@@ -106,18 +106,21 @@ def test_the_old_hierarchy_is_used_from_its_top_where_that_can_be_written(tmp_pa
         f"4 1 0:4 / {tmp_path / 'gone'} rw - cgroup cgroup rw,pids",
     ]
     groups = read_control_groups(process(tmp_path, mounts, "3:cpu,cpuacct:/not/in/here\n2:memory:/ours\n1:pids:/\n"))
-    assert groups == ControlGroups("v1", {"memory": memory, "cpu": cpu, "pids": tmp_path / "gone"})
+    own = memory / "ours"
+    assert groups == ControlGroups("v1", {"memory": own, "cpu": cpu, "pids": tmp_path / "gone"}), (
+        "in a container: the top"
+    )
     assert [*groups.usable()] == ["memory", "cpu"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_the_old_hierarchy_is_used_from_our_own_group_where_its_top_is_not_ours(tmp_path: Path) -> None:
+def test_the_old_hierarchy_is_used_from_its_top_where_our_own_group_is_not_ours_to_divide(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     (memory / "ours").mkdir(parents=True)
-    memory.chmod(0o555)
+    (memory / "ours").chmod(0o555)
     mounts = [f"2 1 0:2 / {memory} rw - cgroup cgroup rw,memory"]
     groups = read_control_groups(process(tmp_path, mounts, "2:memory:/ours\n"))
-    assert groups.usable() == {"memory": memory / "ours"}
+    assert groups.usable() == {"memory": memory}
 
 
 def test_both_at_once_are_called_hybrid_and_the_old_controllers_count(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import os
 import resource
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from anyio import run_process
 from trials import PYTHON, READABLE, run, usable
 
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
@@ -45,6 +47,23 @@ for path in {paths}:
         print(path, 'full size')
     except OSError as error:
         print(path, error.errno)
+"""
+
+OF_A_SERVICE = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from belljar.sandboxes.base import Limits
+from belljar.sandboxes.limits import Enforcer
+
+async def main():
+    enforcement = Enforcer().enforce("s", Limits(memory_mb=4000))
+    eater = [sys.executable, "-c", "print(len(bytes(b'x' * (200 << 20))))"]
+    died = subprocess.run(enforcement.guarded(eater)).returncode
+    print(died, [incident.detail for incident in enforcement.incidents()])
+    await enforcement.release()
+
+asyncio.run(main())
 """
 
 Open = Callable[[Provider, Limits], Awaitable[Sandbox]]
@@ -95,6 +114,24 @@ async def test_want_of_memory_kills_and_is_told_with_limit_and_peak(grouped: Pro
     assert sandbox.memory_peak_mb() > 90
     assert (await run(sandbox, "print('again')")).output == "again\n"
     assert sandbox.memory_peak_mb() < 60
+
+
+async def test_sessions_stay_within_the_limit_that_an_operator_gives_the_server() -> None:
+    offer = find_control_groups()
+    if offer.is_unified or "memory" not in offer.usable():
+        pytest.skip("on control groups v2 systemd gives the server a group, with the limits that it had")
+    service = offer.folders["memory"] / f"service-{os.getpid()}"
+    service.mkdir()
+    try:
+        (service / "memory.limit_in_bytes").write_text(str(150 << 20))
+        (service / "memory.memsw.limit_in_bytes").write_text(str(150 << 20))
+        ran = await run_process([sys.executable, "-c", OF_A_SERVICE, str(service)], check=False)
+        assert ran.returncode == 0, ran.stderr.decode()
+        assert ran.stdout.decode().startswith("-9 ['used "), ran.stdout
+        assert "what it runs in (service, container, machine) had no more" in ran.stdout.decode()
+        assert [path for path in service.iterdir() if path.is_dir()] == []
+    finally:
+        service.rmdir()
 
 
 async def test_a_greedy_child_is_killed_and_its_parent_lives(grouped: Provider, opened: Open) -> None:

@@ -41,6 +41,7 @@ from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
 
+_MEMORY_HINT = "Lower memory_mb, or raise the limit of the service or container"
 _OLDEST_NODE = 22
 _JOURNAL_S = 5.0
 _SOON_DAYS = 21
@@ -91,7 +92,7 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield HostFinding("host", "ok", "kernel", platform.release())
     yield HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield from _check_distribution()
-    yield _check_memory()
+    yield _check_memory(settings)
     yield _check_data_directory(settings.data_directory)
     yield from check_journal(settings.data_directory / "journal.sqlite")
 
@@ -105,10 +106,15 @@ def _check_distribution() -> Iterator[HostFinding]:
         )
 
 
-def _check_memory() -> HostFinding:
+def _check_memory(settings: Settings) -> HostFinding:
     if shortage := memory_shortage():
         return HostFinding("host", "warn", "memory", shortage, cost="the server may be killed, and its variables lost")
-    return HostFinding("host", "ok", "memory", f"{memory_allowance_mb():,} MB for the server and its sessions")
+    allowed, wanted = memory_allowance_mb(), settings.memory_mb
+    detail = f"{allowed:,} MB for the server and its sessions"
+    if wanted is not None and 0 < allowed < wanted:
+        detail = f"{detail}, and one session may want memory_mb = {wanted:,} MB"
+        return HostFinding("host", "warn", "memory", detail, _MEMORY_HINT, "sessions are killed before their own limit")
+    return HostFinding("host", "ok", "memory", detail)
 
 
 def _check_data_directory(folder: Path) -> HostFinding:

@@ -108,12 +108,13 @@ def _own_folder(mount: _Mount, path: str) -> Path:
 
 
 def _old_folders(mounts: list[_Mount], membership: dict[str, str]) -> dict[str, Path]:
-    """Return the top of each v1 tree where we may write, as container engines do, else the group we are in."""
+    """Return the group we are in, whose limits then hold for sessions too; the tree's top if only that can be written."""
     folders: dict[str, Path] = {}
     for mount in mounts:
         for name in CONTROLLERS:
             if name in mount.options and name not in folders:
-                folders[name] = mount.point if _is_ours(mount.point) else _own_folder(mount, membership.get(name, "/"))
+                own = _own_folder(mount, membership.get(name, "/"))
+                folders[name] = mount.point if _is_ours(mount.point) and not _is_ours(own) else own
     return folders
 
 
