@@ -1,8 +1,13 @@
 import io
 import logging
+import os
 import resource
 import select
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -31,6 +36,26 @@ HALF_HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nhalf"
 HALF_CHUNK = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhal"
 ASKING = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+PAUSED_S = 0.2
+PAUSING_SERVER = f"""
+import os, signal
+import anyio
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from belljar.surfaces import http
+from belljar.surfaces.operations import health
+
+async def pause(_):
+    return PlainTextResponse("pausing", background=BackgroundTask(os.kill, os.getpid(), signal.SIGSTOP))
+
+http.IDLE_S = {PAUSED_S}
+app = Starlette(routes=[Route("/health", health), Route("/pause", pause)])
+anyio.run(lambda: http.serve_http(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True)))
+"""
 
 
 async def _echo(request: Request) -> Response:
@@ -252,3 +277,19 @@ async def test_requests_that_cannot_be_read_leave_a_few_lines_in_the_log():
     finally:
         logging.getLogger().handlers[:] = handlers
     assert 1 <= lines.getvalue().count("Invalid HTTP request") <= 5
+
+
+def test_a_request_that_came_while_the_server_was_paused_is_answered_on_the_connection_it_came_by() -> None:
+    with subprocess.Popen([sys.executable, "-c", PAUSING_SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            with _connected(server.stdout.readline().strip(), ASKING.replace(b"health", b"pause")) as [connection]:
+                os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+                assert b"pausing" in connection.recv(65_536)
+                connection.sendall(ASKING)
+                # The pause itself: it has to be longer than an idle connection is kept.
+                threading.Event().wait(2 * PAUSED_S)
+                server.send_signal(signal.SIGCONT)
+                assert b"200 OK" in connection.recv(65_536)
+        finally:
+            server.kill()

@@ -108,7 +108,7 @@ def _own_folder(mount: _Mount, path: str) -> Path:
 
 
 def _old_folders(mounts: list[_Mount], membership: dict[str, str]) -> dict[str, Path]:
-    """Return the group we are in, whose limits then hold for sessions too; the tree's top if only that can be written."""
+    """Return the group we are in, whose limits then hold for sessions too, or the tree's top if only that is ours."""
     folders: dict[str, Path] = {}
     for mount in mounts:
         for name in CONTROLLERS:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import select
 from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any, Final, Literal
@@ -31,11 +32,14 @@ BODY_S: Final = 30.0
 BODY_RATE: Final = 16_384
 UNREAD_S: Final = 60.0
 """Time in which a client that is behind with reading its answer has to read some of it."""
+IDLE_S: Final = 75
+"""Time for the next request on a connection: clients and proxies that reuse one expect a minute."""
 LINGER_S: Final = 5.0
 """Time for a connection that is over to end; what it still sends and what it does not fetch is dropped."""
 ACCEPTED_AT_ONCE: Final = 128
 """Backlog of the listener: asyncio accepts so many connections before it lets one of them be counted."""
 _WATCH_S: Final = 1.0
+_LATE_S: Final = 1.0
 _SPARE: Final = 16
 """Connections beyond the limit that are accepted, but can only ask for the paths of `_ASKED_OF_FULL`."""
 _ASKED_OF_FULL: Final = ("/health", "/ready")
@@ -129,8 +133,12 @@ class ConnectionLimiter:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            slept_from = loop.time()
             await asyncio.sleep(_WATCH_S)
             now = loop.time()
+            # After a pause of the whole process, what arrived meanwhile is read first.
+            if now - slept_from > _WATCH_S + _LATE_S:
+                continue
             for connection in [each for each in self._open if each.is_overdue(now)]:
                 connection.transport.abort()
 
@@ -182,6 +190,13 @@ class BoundedProtocol(H11Protocol):
         self._is_proven = True
         super().on_response_complete()
         self._update_phase()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See uvicorn. A request that came while the process was paused, or busy, is read instead of dropped."""
+        waiting = select.poll()
+        waiting.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        if not waiting.poll(0):
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         """See asyncio."""

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp
 from belljar.errors import SettingsError
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
-from belljar.surfaces.connections import ACCEPTED_AT_ONCE, CallerShares, ConnectionLimiter, connection_limit
+from belljar.surfaces.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.forwarded import ProxyNotice, knows_callers
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
 from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, exact, health, signpost
@@ -251,6 +251,7 @@ async def serve_http(
             ws="none",
             # The lifespan is opened below, because uvicorn would log an error of ours as a traceback and exit.
             lifespan="off",
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
