@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.ipc import MessageStream
 from belljar.journal.damage import open_checks
-from belljar.journal.journal import open_journal, usable
+from belljar.journal.journal import last_written, open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
@@ -37,7 +37,7 @@ from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sandboxes.host_memory import memory_shortage
-from belljar.servers import Run, is_living, living_servers, run_folder, watching_servers
+from belljar.servers import Run, is_living, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
@@ -152,9 +152,11 @@ async def open_runtime(
     host_folders = open_host_folders(settings, provider)
     open_data_directory(settings.data_directory)
     sessions = settings.data_directory / "sessions"
+    path = settings.data_directory / "journal.sqlite"
+    last_write = last_written(path)
     with (
         run_folder(settings.data_directory) as run,
-        open_journal(settings.data_directory / "journal.sqlite") as journal,
+        open_journal(path) as journal,
         _open_handover(settings, provider) as handover,
     ):
         # The sessions' users must be able to pass through this folder to their own.
@@ -196,6 +198,10 @@ async def open_runtime(
                 living=run.living,
                 budget_chars=settings.output_budget_chars,
                 why_lost=takeover.why_lost,
+                # Beside other servers the last write may be theirs.
+                ended_at={
+                    name: max(at, last_write) if len(run.living) == 1 else at for name, at in run.ended_at.items()
+                },
             )
             # Not beside another server that has the supervisor, because it may be taking over what looks abandoned.
             is_left = not settings.keep_alive and _has_left_sessions(settings.data_directory, run.living)
@@ -257,7 +263,7 @@ async def open_runtime(
                     identified = IdentifiedSessions(registry)
                     async with (
                         open_workflows(workflows, goes_on=takes_runs),
-                        watching_servers(runs, name, settings.sweep_interval_s) if takes_runs else nullcontext(),
+                        watching_servers(runs, name, settings.sweep_interval_s, is_told=takes_runs),
                     ):
                         yield Runtime(
                             settings,
@@ -361,9 +367,10 @@ def _recover_others(clean_up: Callable[..., None], runs: Path, own: str, *, is_k
 
     Not where sessions outlive their server, because the next server that starts takes those over.
     """
-    living = frozenset({own, *living_servers(runs, own=own)})
+    others, ended_at = other_servers(runs, own=own)
+    living = frozenset({own, *others})
     if not is_kept and not _has_left_sessions(runs.parent, living):
-        clean_up(living=living)
+        clean_up(living=living, ended_at=ended_at)
 
 
 def _has_left_sessions(data_directory: Path, living: Collection[str]) -> bool:

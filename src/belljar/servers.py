@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from belljar.files.private import make_folder
 
 _LOCK = "lock"
 _ADDRESS = "address"
-_LOOK_S = 30.0
+_ALIVE_S = 5.0
+"""How exactly the next server knows until when one ran that was killed."""
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class Run:
     folder: Path
     living: frozenset[str]
     """The names of the servers that run, this one included."""
+    ended_at: Mapping[str, float]
+    """When each server that is gone was last known to run."""
 
 
 @contextmanager
@@ -49,7 +52,8 @@ def run_folder(data_directory: Path) -> Generator[Run]:
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Run(folder, frozenset({folder.name, *living_servers(runs, own=folder.name)}))
+        living, ended_at = other_servers(runs, own=folder.name)
+        yield Run(folder, frozenset({folder.name, *living}), ended_at)
     finally:
         os.close(descriptor)
         remove_tree(folder)
@@ -96,9 +100,9 @@ def _address(runs: Path, name: str) -> str:
 
 
 @asynccontextmanager
-async def watching_servers(runs: Path, own: str, interval_s: float) -> AsyncGenerator[None]:
-    """Log every other server that uses the data directory, now and whenever one has come."""
-    work = asyncio.get_running_loop().create_task(_watch_servers(runs, own, interval_s))
+async def watching_servers(runs: Path, own: str, interval_s: float, *, is_told: bool) -> AsyncGenerator[None]:
+    """Let the next server see until when this one ran; where it `is_told`, log every other one, now and later."""
+    work = asyncio.get_running_loop().create_task(_watch_servers(runs, own, interval_s, is_told=is_told))
     try:
         yield
     finally:
@@ -106,11 +110,12 @@ async def watching_servers(runs: Path, own: str, interval_s: float) -> AsyncGene
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _watch_servers(runs: Path, own: str, interval_s: float) -> None:
+async def _watch_servers(runs: Path, own: str, interval_s: float, *, is_told: bool) -> None:
     known = {own}
     while True:
         with suppress(OSError):
-            for name in sorted(_names(runs) - known):
+            os.utime(runs / own / _LOCK)
+            for name in sorted(_names(runs) - known) if is_told else ():
                 # What has no address is a command, such as `belljar run`, or does not serve yet.
                 if _address(runs, name) and is_living(runs, name):
                     log.warning(
@@ -119,12 +124,16 @@ async def _watch_servers(runs: Path, own: str, interval_s: float) -> None:
                         describe_server(runs, name),
                     )
                     known.add(name)
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(min(interval_s, _ALIVE_S))
 
 
-def living_servers(runs: Path, *, own: str) -> list[str]:
-    """Return the folder names of the other servers that run; remove the folders whose lock nobody holds."""
+def other_servers(runs: Path, *, own: str) -> tuple[list[str], dict[str, float]]:
+    """Return the names of the other servers that run, and when those that are gone were last known to.
+
+    The folders of the latter are removed.
+    """
     living: list[str] = []
+    ended_at: dict[str, float] = {}
     for folder in runs.iterdir():
         if folder.name == own:
             continue
@@ -137,7 +146,8 @@ def living_servers(runs: Path, *, own: str) -> list[str]:
         except OSError:
             living.append(folder.name)
         else:
+            ended_at[folder.name] = os.fstat(descriptor).st_mtime
             remove_tree(folder)
         finally:
             os.close(descriptor)
-    return living
+    return living, ended_at

@@ -1,10 +1,13 @@
 """A full disk costs what cannot be kept, never the result. What no server can start with is said in a line."""
 
+import subprocess
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
-from calls import connected, opened_runtime
+from calls import connected, opened_runtime, text_of, until_said
 from mcp import MCPError
 
 from belljar.environments import Environment
@@ -119,6 +122,56 @@ async def test_a_flood_of_tiny_displays_is_capped_like_any_output(default_enviro
         assert execution.result().result == "'end'"
         assert execution.sequence < 200
         assert len(list((session.folders.displays / execution.id).iterdir())) < 60
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A disk of its own, which a test can fill."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=40m,mode=755", "none", str(place)]
+    if subprocess.run(mounting, check=False, capture_output=True).returncode:
+        pytest.skip("a file system can be mounted by root alone")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    for size_bytes in (65_536, 4_096, 1):
+        with suppress(OSError), (place / "filler").open("ab", buffering=0) as filler:
+            while True:
+                filler.write(b"z" * size_bytes)
+
+
+async def test_a_rewind_on_a_full_disk_says_once_what_came_back(default_environment: Environment, small_disk: Path):
+    chosen = {"checkpoint_disk_mb": 30, "on_death": "rewind"}
+    write = "x = {}\nimport os\nfor name in 'ab': open(name, 'w').write('y' * 3_000_000)"
+    delete = "x = 0\nfor name in 'ab': os.unlink(name)\nprint('deleted', flush=True)\n"
+    async with opened_runtime(default_environment, small_disk, **chosen) as runtime, connected(runtime) as caller:
+        first = await caller.execute(write.format(1))
+        second = await caller.execute(delete, first.session_id)
+        fill(small_disk)
+        rewound = text_of(await caller.call("rewind_session", session_id=first.session_id, to=second.execution_id))
+        assert f"before execution {second.execution_id}: variables, and files but for those that did not" in rewound
+        (line,) = [line for line in rewound.splitlines() if "No space left" in line]
+        assert line.startswith("Did not come back: files ")
+        assert line.count("No space left on device") == 1
+        assert (await caller.execute("x", first.session_id)).result == "1"
+        (small_disk / "filler").unlink()
+        await caller.execute(write.format(2), first.session_id)
+        dying = await caller.execute(f"{delete}import time\nwhile True: time.sleep(0.01)", first.session_id, wait_s=0)
+        await until_said(runtime, dying.execution_id, "deleted")
+        fill(small_disk)
+        kernel = runtime.sessions.get(first.session_id, "local").session_kernel.kernel
+        assert kernel is not None
+        await kernel.kill()
+        died = await caller.ended(dying.execution_id)
+        assert (died.status, died.state) == ("died", "rewound")
+        (notice,) = [line for line in died.output if "rewound" in line]
+        assert "variables, and files but for those that did not come back, are as they were before this cell" in notice
+        (lost,) = died.lost
+        assert lost.startswith("files ")
+        assert lost.endswith("cannot be restored: No space left on device")
 
 
 async def test_a_journal_that_is_found_damaged_is_told_at_the_start(default_environment: Environment, tmp_path: Path):

@@ -209,7 +209,8 @@ async def test_a_killed_server_loses_no_finished_execution_and_names_what_it_los
     default_environment: Environment, tmp_path: Path
 ) -> None:
     command = serve_over_http(default_environment)
-    with http_server(command, tmp_path, BELLJAR_FORK_START="false") as (url, process):
+    variables = {"BELLJAR_FORK_START": "false", "BELLJAR_SWEEP_INTERVAL_S": "0.01"}
+    with http_server(command, tmp_path, **variables) as (url, process):
         async with Client(f"{url}/mcp") as client:
             caller = Caller(client)
             done = await caller.execute("kept = 41\nopen('file.txt', 'w').write('x')\nprint('first')")
@@ -226,6 +227,7 @@ async def test_a_killed_server_loses_no_finished_execution_and_names_what_it_los
             assert (second.status, second.state) == ("died", "lost")
             assert second.stdout.startswith("second\n")
             assert second.cause == "its server ended without notice while it ran"
+            assert second.usage.wall_s > running.usage.wall_s / 2
             woken = await caller.execute("(open('file.txt').read(), 'kept' in globals())", done.session_id)
             assert (woken.status, woken.state, woken.lost) == ("ok", "lost", ["kept"])
             assert woken.result == "('x', False)"

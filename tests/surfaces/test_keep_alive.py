@@ -2,8 +2,9 @@
 
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,10 @@ async def test_a_cell_that_ran_goes_on_to_its_end_and_says_what_happened(taken_o
         done = await caller.ended(taken_over.running.execution_id)
         assert (done.status, done.result, done.state, done.cause) == ("ok", "2", "kept", RESUMED)
         assert done.stdout == "held\nwent on\n"
+        with closing(sqlite3.connect(taken_over.directory.folder / "journal.sqlite")) as journal:
+            query = "SELECT ended_at - started_at FROM executions WHERE id = ?"
+            (ran_s,) = journal.execute(query, (done.execution_id,)).fetchone()
+        assert done.usage.wall_s == pytest.approx(ran_s, abs=0.5)  # under both servers
         assert RESUMED in "".join(done.output)
         rest = await caller.get(taken_over.running.execution_id, since=seen.sequence)
         assert rest.stdout == "went on\n"

@@ -13,7 +13,7 @@ from belljar.journal.damage import SALVAGE_HINT, FileCheck
 from belljar.journal.journal import open_journal
 from belljar.journal.salvage import Salvaged, salvage
 from belljar.journal.session_records import SessionRecords, session_folders
-from belljar.servers import describe_server, living_servers
+from belljar.servers import describe_server, other_servers
 from belljar.settings import Settings, load_settings
 from belljar.supervisor import has_supervisor
 
@@ -87,7 +87,7 @@ def _damage(path: Path) -> str:
 def _check_unused(data_directory: Path) -> None:
     """Refuse to replace a file that a server has open, because what it writes would go into the old one."""
     runs = data_directory / "runs"
-    if others := [describe_server(runs, name) for name in (living_servers(runs, own="") if runs.exists() else ())]:
+    if others := [describe_server(runs, name) for name in (other_servers(runs, own="")[0] if runs.exists() else ())]:
         raise InvalidArgument(f"a server uses {data_directory}: {'; '.join(others)}", hint="Stop it first")
     if has_supervisor(data_directory):
         print("warning: sessions are kept alive for the next server; those without a record end", file=sys.stderr)

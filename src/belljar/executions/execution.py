@@ -243,10 +243,21 @@ class Execution:
     # Across a change of servers
 
     def resume(
-        self, kernel: ResumableKernel, events: Iterable[OutputEvent], left_s: float, calls: Sequence[CallRecord]
+        self,
+        kernel: ResumableKernel,
+        events: Iterable[OutputEvent],
+        left_s: float,
+        calls: Sequence[CallRecord],
+        *,
+        queued_s: float = 0.0,
+        ran_s: float = 0.0,
     ) -> None:
-        """Continue an execution of an earlier server, after its events and tool calls so far. Call it before `run`."""
+        """Continue an execution of an earlier server, after its events and tool calls so far. Call it before `run`.
+
+        `ran_s` is how long it has run, `queued_s` how long it had waited before.
+        """
         self._resumed, self._left_s = kernel, left_s
+        self._times = Times(time.monotonic() - ran_s - queued_s, earlier_s=ran_s)
         self._calls = [*calls]
         self._transcript.continue_after(events)
 
@@ -303,7 +314,7 @@ class Execution:
             async with self._session.turn, self._session.admission.slot(self._session.principal):
                 if self.is_finished:
                     return
-                self._times.started_at = time.monotonic()
+                self._times.started_at = time.monotonic() - self._times.earlier_s
                 self.span.start()
                 await (self._follow_resumed(self._resumed) if self._resumed is not None else self._run_in_turn())
         except BelljarError as error:
@@ -507,7 +518,7 @@ class Execution:
         outcome.status, outcome.state, outcome.lost = stopped_status(stopper) or "died", loss.state, loss.lost
         if loss.is_rewound:
             undone = self._session.undo_since(loss.since or self.id)
-            self._transcript.notice(rewound_text(len(undone)))
+            self._transcript.notice(rewound_text(len(undone), loss.lost))
         if cause:
             outcome.status = "out_of_memory" if fatal else "died"
         cause = cause or cause_of_death(death, stopper, self.cell.timeout_s, self._session.quota)

@@ -100,10 +100,17 @@ def fatal_incident(incidents: Sequence[Incident], death: str) -> Incident | None
     return next((incident for incident in incidents if incident.kind == "out_of_memory"), None)
 
 
-def rewound_text(count: int) -> str:
-    """Return the notice that the kernel died and an earlier state took its place."""
+def rewound_text(count: int, lost: Sequence[str]) -> str:
+    """Return the notice that the kernel died and an earlier state took its place, as far as that came back."""
     cells = "this cell" if count == 1 else f"the last {count} cells"
-    return f"the kernel died and the session was rewound: variables and files are as they were before {cells}"
+    what = came_back(lost)
+    return f"the kernel died and the session was rewound: {what} are as they were before {cells}"
+
+
+def came_back(lost: Sequence[str]) -> str:
+    """Return what a rewind has restored, given what it could not."""
+    is_partly = any(item.startswith(("file ", "files ", "files:")) for item in lost)
+    return "variables, and files but for those that did not come back," if is_partly else "variables and files"
 
 
 # Lost variables
@@ -145,6 +152,8 @@ class Times:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     ended_at: float | None = None
+    earlier_s: float = 0.0
+    """How long it ran under an earlier server."""
 
     def usage(self, outcome: Outcome) -> Usage:
         """Return what it used until its end, or until now."""

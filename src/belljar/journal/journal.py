@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,18 @@ class ExecutionRecord:
     result: ExecutionResult | None
     is_undone: bool = False
     """Whether its session was rewound to before it."""
-    has_begun: bool = False
-    """Whether its code may have run; before that it waited for its turn."""
+    started_at: float | None = None
+    """When its code began to run, as far as it may have; None while it waits for its turn."""
     submitted_at: float = 0.0
     author: str = ""
     """Who ran it; empty for the owner of the session."""
     client: str = ""
     """The name of the MCP client through which it came, if it gave one."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether its code may have run."""
+        return self.started_at is not None
 
 
 class Journal(JournalWriter):
@@ -302,11 +307,19 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def last_written(path: Path) -> float:
+    """Return when something was last written to a journal; 0 where there is none."""
+    times = [0.0]
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times)
+
+
 def _record(row: tuple[Any, ...]) -> ExecutionRecord:
     identifier, session_id, principal, code, result, undone_at, started_at, *rest = row
     parsed = ExecutionResult.model_validate_json(result) if result is not None else None
-    is_undone, has_begun = undone_at is not None, started_at is not None
-    return ExecutionRecord(identifier, session_id, principal, code, parsed, is_undone, has_begun, *rest)
+    return ExecutionRecord(identifier, session_id, principal, code, parsed, undone_at is not None, started_at, *rest)
 
 
 @contextmanager

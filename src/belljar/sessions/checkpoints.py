@@ -16,7 +16,7 @@ from pathlib import Path
 
 from belljar import measures
 from belljar.errors import BelljarError, NoCheckpoint
-from belljar.files.snapshots import Snapshots
+from belljar.files.snapshots import RestoreReport, Snapshots
 from belljar.journal.journal import Journal
 from belljar.kernels.base import ForkableKernel, Kernel, KernelCheckpoint
 
@@ -286,7 +286,7 @@ class Checkpoints:
             report = await asyncio.to_thread(self._snapshots.restore, checkpoint.label)
         except BelljarError as error:
             return [f"files: {error.message}"]
-        return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+        return _lost_files(report)
 
     @asynccontextmanager
     async def files_of(self, checkpoint: Checkpoint) -> AsyncGenerator[None]:
@@ -312,7 +312,7 @@ class Checkpoints:
         if checkpoint.files_problem:
             return [f"files: {checkpoint.files_problem}"]
         report = await asyncio.to_thread(self._snapshots.export, checkpoint.label, target)
-        return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]
+        return _lost_files(report)
 
     async def drop_after(self, checkpoint: Checkpoint) -> None:
         """Drop the checkpoints after this one, to which the session was rewound, and clear its execution."""
@@ -364,6 +364,14 @@ class Checkpoints:
         """Drop all checkpoints, and close the sandboxes that were kept only for them."""
         for checkpoint in [*self._checkpoints]:
             await self._drop(checkpoint)
+
+
+def _lost_files(report: RestoreReport) -> list[str]:
+    """Return the files that could not be restored, those of one reason together: a full disk concerns all of them."""
+    names: dict[str, list[str]] = {}
+    for omission in report.skipped:
+        names.setdefault(omission.reason, []).append(omission.name)
+    return [f"{'file' if len(some) == 1 else 'files'} {', '.join(some)}: {why}" for why, some in names.items()]
 
 
 # The executions that can be undone, in order

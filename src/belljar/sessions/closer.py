@@ -25,7 +25,7 @@ from belljar.kernels.base import StateReport
 from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
-from belljar.servers import living_servers
+from belljar.servers import is_living
 from belljar.sessions.changes import ChangeLog
 from belljar.sessions.hibernation import loss_text, save
 from belljar.sessions.session import Session
@@ -168,7 +168,7 @@ class SessionCloser:
     async def _remove_unrecorded(self, before: float) -> None:
         """Delete the folders that no session is known of and nobody has used since `before`."""
         runs = self._settings.data_directory / "runs"
-        if living_servers(runs, own=self._records.run):
+        if any(is_living(runs, folder.name) for folder in runs.iterdir() if folder.name != self._records.run):
             return  # that server may have the sessions open, with a journal that was removed
         for folder in self._records.unrecorded(self._folder):
             if folder.name not in self._sessions and last_used(folder) < before:

@@ -1,14 +1,15 @@
 """Cleans up after servers that are gone: unfinished executions, sessions without a process, leftover folders."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from belljar.executions.transcript import output_uri
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import KILLED, ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
-from belljar.models import ExecutionResult
+from belljar.models import ExecutionResult, Usage
 from belljar.outputs.summary import Summary
 
 ZYGOTE = "zygote-"
@@ -25,11 +26,12 @@ def recover(
     budget_chars: int,
     spared: Collection[str] = (),
     why_lost: Callable[[SessionRecord], str] = lambda _: "",
+    ended_at: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Record as lost the sessions and executions of servers that are not among the living, and remove leftovers.
 
     The `spared` sessions are skipped, because they may be taken over. `why_lost` returns why a session that should
-    have outlived its server did not.
+    have outlived its server did not, `ended_at` has when those servers were last known to run.
     """
     for entry in records.abandoned(living):
         if entry.id in spared:
@@ -39,7 +41,8 @@ def recover(
             records.forget(entry.id)
             continue
         for record in journal.unfinished(entry.id):
-            journal.finish(broken_off(journal, record, entry.variables, budget_chars))
+            result = broken_off(journal, record, entry.variables, budget_chars, ended_at=ended_at.get(entry.run, 0.0))
+            journal.finish(result)
         why = why_lost(entry)
         end = f"{KILLED}, {why}" if why else KILLED
         records.put_to_sleep(entry.id, end)
@@ -50,9 +53,12 @@ def recover(
 
 
 def broken_off(
-    journal: Journal, record: ExecutionRecord, variables: tuple[str, ...], budget_chars: int
+    journal: Journal, record: ExecutionRecord, variables: tuple[str, ...], budget_chars: int, *, ended_at: float = 0.0
 ) -> ExecutionResult:
-    """Return the result of an execution whose server was killed: its output until then, and the cause."""
+    """Return the result of an execution whose server was killed: its output until then, and the cause.
+
+    `ended_at` is when that server was last known to run.
+    """
     summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
     sequence = 0
     for event in journal.events(record.id):
@@ -77,4 +83,5 @@ def broken_off(
         lost=list(variables),
         cause=cause,
         sequence=sequence,
+        usage=Usage(wall_s=round(max(0.0, ended_at - record.started_at), 3) if record.started_at else 0.0),
     )

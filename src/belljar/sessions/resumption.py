@@ -1,6 +1,7 @@
 """Continues sessions of earlier servers: from disk, or with the kernel that an earlier server left alive."""
 
 import shutil
+import time
 from pathlib import Path
 
 from belljar.executions.cell import Cell
@@ -39,7 +40,15 @@ def follow(session: Session, record: ExecutionRecord, restored: RestoredKernel, 
     note = restored.note
     cell = Cell(record.code, note.timeout_s, allow_input=note.allow_input)
     execution = Execution(record.id, session, cell, session.count)
-    execution.resume(restored.kernel, session.journal.events(record.id), left_s, restored.calls)
+    begun_at = record.started_at or time.time()
+    execution.resume(
+        restored.kernel,
+        session.journal.events(record.id),
+        left_s,
+        restored.calls,
+        queued_s=max(0.0, begun_at - record.submitted_at),
+        ran_s=max(0.0, time.time() - begun_at),
+    )
     session.queue.add(execution)
 
 

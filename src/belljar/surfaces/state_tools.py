@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, StrictInt
 
+from belljar.executions.outcome import came_back
 from belljar.models import Rewinding, SessionFork
 from belljar.sessions.registry import Registry
 from belljar.surfaces.auth import current_principal
@@ -73,7 +74,8 @@ def _fork_text(fork: SessionFork, at: str | int) -> str:
 def _rewind_text(rewinding: Rewinding) -> str:
     count = len(rewinding.undone)
     lines = [
-        f"Session {rewinding.session_id} is as it was before execution {rewinding.to}: variables and files.",
+        f"Session {rewinding.session_id} is as it was before execution {rewinding.to}: "
+        f"{came_back(rewinding.lost).removesuffix(',')}.",
         f"{count} execution{'s' if count > 1 else ''} undone: {', '.join(rewinding.undone)}.",
     ]
     if rewinding.lost:
