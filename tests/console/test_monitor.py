@@ -9,6 +9,8 @@ from calls import FORKS, Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
+from belljar.executions.cell import make_cell
+from belljar.kernels.base import Kernel
 from belljar.monitor.base import Access, Monitor, SessionFilter
 from belljar.monitor.models import Followed, ServerEvent
 from belljar.monitor.remote import RemoteMonitor
@@ -285,3 +287,56 @@ async def test_folders_presence_and_usage(monitor: Monitor, agent: Caller, runti
     assert usage.gauges["idle"][-1] >= 1
     assert usage.gauges["memory_mb"][-1] > 1
     assert (await monitor.usage(STRANGER)).gauges["memory_mb"][-1] == 0
+
+
+async def test_what_happens_between_the_list_and_the_first_event_is_told(monitor: Monitor, agent: Caller) -> None:
+    listed = await monitor.sessions(OPERATOR, SessionFilter(), limit=1)
+    session_id = await agent.new_session()  # before anybody listens
+    async with asyncio.timeout(60), aclosing(monitor.server_events(OPERATOR, listed.after)) as happened:
+        async for item in happened:
+            if (item.session_id, item.state) == (session_id, "made"):
+                break
+
+
+async def test_what_was_submitted_is_found_at_once(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+    session = runtime.sessions.get(await agent.new_session(), "local")
+    execution = session.submit(make_cell(runtime.settings, "1"))
+    assert (await monitor.execution(OPERATOR, execution.id)).code == "1"
+    await agent.ended(execution.id)
+
+
+async def test_a_change_is_heard_from_the_call_on(agent: Caller, runtime: Runtime) -> None:
+    running = await agent.execute(held("go"), wait_s=0)
+    await until_said(runtime, running.execution_id, "held")
+    execution = runtime.sessions.executions.find(running.execution_id, "local")
+    assert execution is not None
+    waiting = asyncio.ensure_future(execution.wait_for_change(3600))
+    execution.note_progress("before the task has made a step")
+    async with asyncio.timeout(60):
+        assert await waiting
+    await agent.release(running.session_id, "go")
+    await agent.ended(running.execution_id)
+    async with asyncio.timeout(60):
+        assert not await execution.wait_for_change(3600)  # of what has ended, nothing will change
+
+
+async def test_a_cell_whose_kernel_starts_is_interrupted_at_once(
+    monitor: Monitor, agent: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = runtime.sessions.get(await agent.new_session(), "local")
+    begun, may_start = asyncio.Event(), asyncio.Event()
+    start = session.session_kernel.ensure_started
+
+    async def start_late() -> Kernel:
+        begun.set()
+        await may_start.wait()
+        return await start()
+
+    monkeypatch.setattr(session.session_kernel, "ensure_started", start_late)
+    execution_id = await monitor.run_cell(OPERATOR, session.id, "1")
+    await begun.wait()
+    assert await monitor.interrupt(OPERATOR, session.id) == [execution_id]
+    entry = await monitor.execution(OPERATOR, execution_id)
+    assert (entry.status, entry.cause) == ("interrupted", "interrupted by olga before its code began; it never ran")
+    may_start.set()
+    assert (await agent.execute("2", session.id)).result == "2"

@@ -108,10 +108,11 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     stdin = StandardInput()
     while True:
+        is_over = run.is_over  # read first: what happens while its events are printed is printed in the next round
         for event in [each for each in run.events if each.number > printed]:
             printed = event.number
             await _tell(event)
-        if run.is_over:
+        if is_over:
             return
         if run.state == "waiting":
             questions = runtime.workflows.questions(run.id, run.record.principal)
@@ -124,7 +125,7 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
                 info = runtime.workflows.show(run.id, run.record.principal)
                 _print_questions(info)
                 print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
-        if run.number == printed:
+        if run.number == printed and not run.is_over:
             await run.wait_for_change(_LONG_S)
 
 

@@ -96,6 +96,7 @@ class Pages:
             serves_mcp=self._serves_mcp,
             is_filtered=bool(wanted.state or wanted.owner or wanted.text),
             is_later=bool(query.get("cursor")),
+            after=found.after,
         )
 
     def session_row(self, access: Access, entry: SessionEntry) -> str:

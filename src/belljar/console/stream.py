@@ -16,7 +16,7 @@ from starlette.responses import Response
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import Pages
 from belljar.console.views import CellView
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument, SessionNotFound
 from belljar.monitor.base import Access, Monitor
 from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.surfaces.event_streams import StreamShares, event_stream
@@ -172,18 +172,27 @@ class PageStreams:
                     continue
                 if _INBOX in ids:
                     yield change("inbox", count=len(await self._monitor.questions(access)))
-                for session_id in ids:
-                    if session_id != _INBOX:
-                        yield await self._row(access, session_id, at)
+                shown = [session_id for session_id in ids if session_id != _INBOX]
+                for session_id in shown:
+                    # Only the last one completes the place: a page that comes back gets all of them.
+                    place_told = at if session_id == shown[-1] else ""
+                    if (row := await self._row(access, session_id, place_told)) is not None:
+                        yield row
+                    else:
+                        changed.add(session_id)
+                        wake.set()
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
-    async def _row(self, access: Access, session_id: str, place: str) -> dict[str, str]:
+    async def _row(self, access: Access, session_id: str, place: str) -> dict[str, str] | None:
+        """Return the change of a row; None while the session cannot be read."""
         try:
             entry = await self._monitor.session(access, session_id)
-        except BelljarError:
+        except SessionNotFound:
             return change("remove", f"session-{session_id}", id=place)
+        except BelljarError:
+            return None
         if entry.state == "gone":
             return change("remove", f"session-{session_id}", id=place)
         html = self._pages.session_row(access, entry)

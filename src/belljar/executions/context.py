@@ -117,6 +117,10 @@ class ExecutionContext(Protocol):
         """Note that the turn of an execution has come; return why it cannot be undone alone, empty when it can."""
         ...
 
+    def on_start(self, execution_id: str) -> None:
+        """Tell monitors that the code of an execution runs, which is on record by now."""
+        ...
+
     def note_author(self, author: str) -> str:
         """Note whose cell begins, the owner's if `author` is empty; return a notice about that, or nothing."""
         ...

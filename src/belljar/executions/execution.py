@@ -8,10 +8,11 @@ the request that submitted it, so a client may disconnect and ask for the result
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from belljar import logs, measures
+from belljar.change_signal import ChangeSignal
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
@@ -63,7 +64,7 @@ class Execution:
         self.span = ExecutionSpan(session.id, execution_id, number)
         self._times = Times()
         self._left_s = cell.timeout_s
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
         self.changed_at = time.time()
         """Wall-clock time of its last change."""
         self._transcript = Transcript(
@@ -83,7 +84,7 @@ class Execution:
         self._stopper: Stopper | None = None
         self._gpu_use: GpuUse | None = None
         """None in a session without a GPU."""
-        self._is_cancelled = self._is_abandoned = False
+        self._is_cancelled = self._is_abandoned = self._is_starting_kernel = False
         self._resumed: ResumableKernel | None = None
         """The kernel that an earlier server gave the cell to; None for a cell of this server."""
         self._why_interrupted = ON_REQUEST
@@ -150,14 +151,12 @@ class Execution:
             if left <= 0 or not await self.wait_for_change(left):
                 return
 
-    async def wait_for_change(self, wait_s: float) -> bool:
-        """Wait for new output, a new question or a new state; return False when `wait_s` passed without one."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    def wait_for_change(self, wait_s: float) -> Coroutine[None, None, bool]:
+        """Wait for new output, a new question or a new state; return False when `wait_s` passed without one.
+
+        Counts from this call on, see `ChangeSignal`. When it has finished, nothing is waited for: nothing will change.
+        """
+        return self._changed.wait(0.0 if self.is_finished else wait_s)
 
     def result(self) -> ExecutionResult:
         """Return the result, or as much of it as is known yet."""
@@ -204,6 +203,10 @@ class Execution:
         if not self.has_started and not self.is_finished:
             cause = f"interrupted {why} before its turn came; it never ran"
             self._outcome = Outcome(status="interrupted", cause=cause)
+            self._finish()
+        elif self._is_starting_kernel:
+            # It ends now, and the kernel starts on: making its environment may take minutes.
+            self._waits_for, self._outcome = "", self._never_ran()
             self._finish()
         elif self._stopper is not None:
             self._stopper.stop("interrupted", why)
@@ -347,15 +350,17 @@ class Execution:
 
     async def _run_in_turn(self) -> None:
         await self._check_policy()
+        if self._is_cancelled:
+            self._outcome = self._never_ran()
+            return
+        self._is_starting_kernel = True
         try:
             is_started = self._session.session_kernel.kernel is not None
             with nullcontext() if is_started else self._session.following_environment(self._note_preparation):
                 kernel = await self._session.session_kernel.ensure_started()
         finally:
-            self._waits_for = ""
-        if self._is_cancelled:
-            cause = f"interrupted {self._why_interrupted} while its kernel started; it never ran"
-            self._outcome = Outcome(status="interrupted", cause=cause)
+            self._waits_for, self._is_starting_kernel = "", False
+        if self.is_finished:  # interrupted meanwhile
             return
         self._report_loss_and_author()
         await self._session.session_kernel.take_checkpoint()
@@ -380,11 +385,16 @@ class Execution:
         )
         await self._report_changes(kernel)
 
+    def _never_ran(self) -> Outcome:
+        cause = f"interrupted {self._why_interrupted} before its code began; it never ran"
+        return Outcome(status="interrupted", cause=cause)
+
     def _record_start(self) -> None:
         """Record, just before the kernel gets the cell, that it may have run, in case the server is killed."""
         self._session.record_use()
         self._session.journal.start(self.id)
         self._session.session_kernel.note_execution(self.id, self.cell.timeout_s)
+        self._session.on_start(self.id)
 
     async def _follow_resumed(self, kernel: ResumableKernel) -> None:
         """Follow a cell that an earlier server started, to its end."""
@@ -579,8 +589,7 @@ class Execution:
 
     def _notify(self) -> None:
         self.changed_at = time.time()
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
 
 async def interrupt_all(executions: Sequence[Execution]) -> None:

@@ -28,6 +28,7 @@ from belljar.monitor.models import (
     ServerEvent,
     SessionDetail,
     SessionEntry,
+    SessionPage,
     UsageHistory,
 )
 from belljar.outputs.export_formats import ExportFormat
@@ -102,9 +103,7 @@ class Monitor(Protocol):
         """Return what the sessions that the caller may see used over the last 15 minutes."""
         ...
 
-    async def sessions(
-        self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> EntryPage[SessionEntry]:
+    async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """List sessions, newest first."""
         ...
 

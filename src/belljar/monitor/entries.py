@@ -1,11 +1,12 @@
 """Sessions and executions as they are shown: what the journal has of them, joined with what is live in this process."""
 
 import time
+from collections.abc import Callable
 
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.monitor.history import ExecutionRow
+from belljar.monitor.history import ExecutionRow, HistoryReader
 from belljar.monitor.models import ExecutionEntry, RunningCell, SessionEntry
 from belljar.monitor.usage import UsageSampler
 from belljar.sessions.closer import DAY_S
@@ -115,6 +116,18 @@ class Entries:
         if live is None:
             return entry.model_copy(update={"cause": KILLED, "state": "lost"})
         return entry.model_copy(update={"status": "running" if live.has_started else "queued"})
+
+
+async def read_execution(
+    history: HistoryReader, execution_id: str, live: Callable[[ExecutionRow], Execution | None]
+) -> ExecutionRow | None:
+    """Return an execution as the journal has it, with its result if it is not `live` any more."""
+    row = await history.execution(execution_id)
+    if row is not None and row.result is None and live(row) is None:
+        # It may have ended, and its session with it, since it was read. Without a look at what came of it, it would
+        # pass for one whose server was killed.
+        row = await history.execution(execution_id)
+    return row
 
 
 def _telling_line(code: str) -> str:

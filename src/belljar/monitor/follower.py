@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from belljar.executions.execution import Execution
 from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS
+from belljar.monitor.entries import read_execution
 from belljar.monitor.history import ExecutionRow, HistoryReader
 from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.sessions.changes import ChangeLog
@@ -24,8 +25,6 @@ _MANY_CELLS_INTERVAL_S = 0.5
 _TAIL_INTERVAL_S = 0.25
 # Look this often even without a published change, in case one was missed.
 _LOOK_S = 5.0
-# A row is in the file some 50 ms after its change was published.
-_SETTLE_S = 0.3
 
 
 @dataclass(slots=True)
@@ -38,6 +37,8 @@ class _Cell:
     lines: int = 0
     is_reported: bool = False
     is_ended: bool = False
+    is_long: bool = False
+    """Whether it printed so much that only the end of its output is told."""
     is_current: bool = False
     """Whether `row` was just read, so that the next round can skip reading it."""
 
@@ -68,13 +69,12 @@ class SessionFollower:
         self._live = live
         self._entry = entry
         self._session = session
-        self._settled_at = time.monotonic() + _SETTLE_S
-        """Until then what was published may not be in the file yet."""
         self._ahead: list[ExecutionRow] = []
         """Cells after the one that is followed, read together with the one before them."""
 
     async def run(self, after: str) -> AsyncGenerator[Followed]:
         """Yield what happened after a place and what happens from now on, until the session is gone."""
+        number = self._changes.number
         cell: _Cell | None = None
         if after:
             cell = await self._resume_cell(after)
@@ -83,7 +83,9 @@ class SessionFollower:
                 return
             if undone := await self._history.undone(self._session_id):
                 yield Followed(kind="undone", id=cell.cursor, undone=undone)
-        number = self._changes.number
+        # What the reader has of the session itself is as old as its page, so its state is told once.
+        if (entry := await self._session(self._session_id)) is not None:
+            yield Followed(kind="session", session=entry)
         has_waited, cells = True, 0
         while True:
             # Report the state of the session once per wait, not once per cell.
@@ -91,7 +93,7 @@ class SessionFollower:
                 looked_at = self._changes.number
                 async for item in self._news_since(number):
                     yield item
-                    if item.kind == "gone":
+                    if item.kind in ("gone", "reset"):
                         return
                 number = looked_at
             has_more = has_waited = False
@@ -128,14 +130,16 @@ class SessionFollower:
         if not self._ahead:
             place = cell.row.place + 1 if cell is not None else 0
             self._ahead = await self._history.executions_from(self._session_id, place, _ROWS)
-            if self._ahead:
-                return _Cell(self._ahead.pop(0), is_current=True)
+        if not self._ahead:
             return None
         row = self._ahead.pop(0)
         return _Cell(row, is_current=row.result is not None)
 
     async def _news_since(self, number: int) -> AsyncGenerator[Followed]:
-        """Yield what happened to the session itself since a change."""
+        """Yield what happened to the session itself since a change; `reset` where that is not known any more."""
+        if not self._changes.has(number):
+            yield Followed(kind="reset")
+            return
         undone: list[str] = []
         is_changed = is_gone = False
         for change in self._changes.after(number):
@@ -146,9 +150,9 @@ class SessionFollower:
             if change.kind == "question":
                 yield Followed(kind="question", execution_id=change.execution_id, state=change.state)
             is_changed = True
-            self._settled_at = time.monotonic() + _SETTLE_S
             is_gone = is_gone or (change.kind == "session" and change.state == "gone")
         if undone:
+            self._ahead.clear()  # they were read before
             yield Followed(kind="undone", undone=undone)
         if is_changed and (entry := await self._session(self._session_id)) is not None:
             yield Followed(kind="session", session=entry)
@@ -160,7 +164,7 @@ class SessionFollower:
         if cell.is_ended:
             return
         # Read this before the output: what is written between the two is then found in the next round.
-        row = cell.row if cell.is_current else await self._history.execution(cell.row.id)
+        row = cell.row if cell.is_current else await read_execution(self._history, cell.row.id, self._live)
         cell.is_current = False
         if row is None:  # its session was cleared
             cell.is_ended = True
@@ -171,25 +175,26 @@ class SessionFollower:
         if not cell.is_reported or has_begun_now:
             cell.is_reported = True
             yield Followed(kind="cell", id=cell.cursor, execution=entry, execution_id=row.id)
-        is_long = cell.chars > STREAM_CHARS
         has_more = False
-        if is_long:
+        if cell.is_long:
             async for item in self._tail_news(cell):
                 has_more = True
                 yield item
         else:
             events, has_more = await self._history.output(row.id, cell.sequence, _EVENTS)
             for event in events:
+                if event.kind in _TEXT and cell.chars + len(event.text) > STREAM_CHARS:
+                    # This event too: where the server reads seldom, one can be all that a cell prints.
+                    cell.is_long = has_more = True
+                    break
                 cell.sequence = event.sequence
                 if event.kind == "clear":
                     cell.chars = cell.lines = 0
                 elif event.kind in _TEXT:
                     cell.count(event.text)
                 yield Followed(kind="output", id=cell.cursor, execution_id=row.id, output=event)
-                if cell.chars > STREAM_CHARS:
-                    has_more = True
-                    break
-        if not has_more and entry.status not in UNFINISHED and cell.sequence >= entry.events:
+        # The file may have fewer events than the execution had: some are dropped while it cannot be written.
+        if not has_more and entry.status not in UNFINISHED:
             cell.is_ended = True
             yield Followed(kind="ended", id=cell.cursor, execution=entry, execution_id=row.id)
 
@@ -206,6 +211,7 @@ class SessionFollower:
             yield Followed(kind="output", id=cell.cursor, execution_id=cell.row.id, output=event)
             if event.kind == "clear":
                 cell.chars = cell.lines = 0
+                cell.is_long = False
         if tail.chars:
             whole = Tail(
                 execution_id=cell.row.id, sequence=tail.sequence, lines=cell.lines, chars=cell.chars, text=tail.text
@@ -224,14 +230,11 @@ class SessionFollower:
 
     async def _wait(self, cell: _Cell | None, number: int) -> None:
         """Wait until something may be new."""
-        if time.monotonic() < self._settled_at:
-            await asyncio.sleep(BATCH_INTERVAL_S)
-            return
         waits: list[asyncio.Task[object]] = [asyncio.ensure_future(self._wait_for_change(number))]
         execution = self._live(cell.row) if cell is not None and not cell.is_ended else None
         if execution is not None and cell is not None:
             if execution.sequence > cell.sequence or execution.is_finished:
-                # It is on its way to the file.
+                # It came since this cell was read, or is on its way to a file that cannot be written now.
                 for wait in waits:
                     wait.cancel()
                 await asyncio.sleep(BATCH_INTERVAL_S)

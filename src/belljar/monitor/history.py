@@ -85,10 +85,14 @@ class SessionQuery:
 
 
 class HistoryReader:
-    """Reads one journal file. `aclose` ends its threads."""
+    """Reads one journal file. `aclose` ends its threads.
 
-    def __init__(self, journal: Path) -> None:
+    `commit` is called before each query, on the event loop's thread: what this process was told, a query then finds.
+    """
+
+    def __init__(self, journal: Path, commit: Callable[[], None] = lambda: None) -> None:
         self._path = journal
+        self._commit = commit
         self._lines = LineIndexes(journal.parent / "sessions")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
         self._local = threading.local()
@@ -101,6 +105,7 @@ class HistoryReader:
             self._connections.pop().close()
 
     async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        self._commit()
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, query)
 
     def _run(self, query: Callable[[sqlite3.Connection], _T]) -> _T:

@@ -31,15 +31,12 @@ class LocalMonitor(LocalViews):
     async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
         """See `Monitor`."""
         changes = self._registry.changes
-        number = changes.number
-        if after:
-            run, _, place = after.rpartition(":")
-            is_known = run == self._run and place.isdecimal() and len(place) < 18 and changes.has(int(place))
-            if not is_known:
-                yield ServerEvent(id=f"{self._run}:{number}", kind="reset")
-            else:
-                number = int(place)
+        run, _, place = (after or self._place()).rpartition(":")
+        number = int(place) if run == self._run and place.isdecimal() and len(place) < 18 else -1
         while True:
+            if not changes.has(number):
+                number = changes.number
+                yield ServerEvent(id=self._place(), kind="reset")
             for change in changes.after(number):
                 number = change.number
                 if access.may_see(change.principal):

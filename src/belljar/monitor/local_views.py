@@ -28,7 +28,7 @@ from belljar.monitor.base import (
     cursor_of,
     place_of,
 )
-from belljar.monitor.entries import Entries
+from belljar.monitor.entries import Entries, read_execution
 from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.monitor.models import (
     UNFINISHED,
@@ -43,7 +43,7 @@ from belljar.monitor.models import (
     OutputLines,
     Server,
     SessionDetail,
-    SessionEntry,
+    SessionPage,
     UsageHistory,
 )
 from belljar.monitor.packages import PackageList, list_packages
@@ -78,7 +78,7 @@ class LocalViews:
         self._run = run
         self.check: Callable[[], Awaitable[dict[str, str]]] | None = None
         """Says whether the server works; a surface that has such checks sets it."""
-        self._history = HistoryReader(data_directory / "journal.sqlite")
+        self._history = HistoryReader(data_directory / "journal.sqlite", registry.journal.commit)
         self._usage = UsageSampler(registry.all, registry.changes)
         self._entries = Entries(registry, self._usage)
 
@@ -146,10 +146,9 @@ class LocalViews:
         """See `Monitor`."""
         return UsageHistory(interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see))
 
-    async def sessions(
-        self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> EntryPage[SessionEntry]:
+    async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """See `Monitor`."""
+        after = self._place()
         if wanted.state and wanted.state not in _STATES:
             raise InvalidArgument(f"state {wanted.state[:64]!r} is none of {', '.join(_STATES)}")
         owner = wanted.owner if access.is_operator else access.principal
@@ -166,7 +165,12 @@ class LocalViews:
         if wanted.state in _LIVE:
             entries = [entry for entry in entries if entry.state == wanted.state]
         last = shown[-1] if len(rows) > limit else None
-        return EntryPage(items=entries, next=cursor_of(f"{last.created_at!r} {last.id}") if last else None)
+        following = cursor_of(f"{last.created_at!r} {last.id}") if last else None
+        return SessionPage(items=entries, next=following, after=after)
+
+    def _place(self) -> str:
+        """Return the place of what happens from now on."""
+        return f"{self._run}:{self._registry.changes.number}"
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
@@ -360,7 +364,7 @@ class LocalViews:
         return row
 
     async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
-        row = await self._history.execution(execution_id)
+        row = await read_execution(self._history, execution_id, self._entries.running)
         is_elsewhere = row is not None and row.live_run not in ("", self._run)
         if row is None and self._registry.journal.is_failing:
             raise unwritten(f"execution {execution_id[:64]!r} may have been submitted just now")

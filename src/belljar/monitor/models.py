@@ -70,6 +70,12 @@ class SessionEntry(Model):
     """The executions before which a state of the session is held, oldest first."""
 
 
+class SessionPage(EntryPage[SessionEntry]):
+    """A part of the list of sessions. `after` is what to pass on to hear of everything that changes from then on."""
+
+    after: str = ""
+
+
 class SessionDetail(SessionEntry):
     """A session with all that is known of it."""
 

@@ -29,6 +29,7 @@ from belljar.monitor.models import (
     ServerEvent,
     SessionDetail,
     SessionEntry,
+    SessionPage,
     UsageHistory,
 )
 from belljar.monitor.packages import PackageList
@@ -43,7 +44,7 @@ def _answers() -> dict[str, TypeAdapter[Any]]:
     kinds: dict[str, Any] = {
         "health": Health,
         "usage": UsageHistory,
-        "sessions": EntryPage[SessionEntry],
+        "sessions": SessionPage,
         "session": SessionDetail,
         "executions": EntryPage[ExecutionEntry],
         "blocks": list[str],

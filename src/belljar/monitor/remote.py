@@ -44,6 +44,7 @@ from belljar.monitor.models import (
     ServerEvent,
     SessionDetail,
     SessionEntry,
+    SessionPage,
     UsageHistory,
 )
 from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
@@ -139,11 +140,9 @@ class RemoteMonitor:
         sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
         return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
 
-    async def sessions(
-        self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50
-    ) -> EntryPage[SessionEntry]:
+    async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """See `Monitor`. Cursors are places in time, so they mean the same to every server."""
-        pages: list[tuple[str, EntryPage[SessionEntry]]] = await self._all(
+        pages: list[tuple[str, SessionPage]] = await self._all(
             access, "sessions", wanted=wanted, cursor=cursor, limit=limit
         )
         # Those that sleep are told by every server.
@@ -152,9 +151,10 @@ class RemoteMonitor:
         shown = ordered[:limit]
         has_more = len(ordered) > limit or any(page.next for _, page in pages)
         ends = [page.next for _, page in pages if page.next]
+        after = ",".join(page.after for _, page in pages)
         if has_more and len(pages) == 1:
-            return EntryPage(items=shown, next=ends[0] if ends else None)
-        return EntryPage(items=shown, next=_place(shown[-1]) if has_more and shown else None)
+            return SessionPage(items=shown, next=ends[0] if ends else None, after=after)
+        return SessionPage(items=shown, next=_place(shown[-1]) if has_more and shown else None, after=after)
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Monitor`."""
@@ -259,7 +259,7 @@ class RemoteMonitor:
     # What happens
 
     async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
-        """See `Monitor`. A place has the place of every server in it; servers that start later join."""
+        """See `Monitor`. A place has the place of every server in it; servers that start later join, from the start."""
         places: dict[str, str] = {}
         for part in after.split(","):
             name, _, number = part.rpartition(":")
@@ -273,12 +273,14 @@ class RemoteMonitor:
                     await queue.put(item)
 
         async def look() -> None:
+            is_from_now = not after
             while True:
                 for path in await self._sockets():
                     name = path.parent.name
                     if name not in listening or listening[name].done():
-                        place = f"{name}:{places[name]}" if name in places else ""
+                        place = "" if is_from_now else f"{name}:{places.get(name, '0')}"
                         listening[name] = asyncio.ensure_future(listen(path, place))
+                is_from_now = False
                 await asyncio.sleep(_LOOK_S)
 
         looking = asyncio.ensure_future(look())
@@ -301,6 +303,7 @@ class RemoteMonitor:
         for path in await self._sockets():
             try:
                 async for item in _stream(path, access, "follow", {"session_id": session_id, "after": after}):
+                    after = item.id or after
                     yield item
             except SessionNotFound as error:
                 missing = error

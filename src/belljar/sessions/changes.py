@@ -4,12 +4,13 @@ Executions and sessions are published here by the engine; a reader goes on after
 is not here: it is in the journal. Nobody who reads counts as somebody who uses a session.
 """
 
-import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
+
+from belljar.change_signal import ChangeSignal
 
 MAX_KEPT = 10_000
 
@@ -38,7 +39,7 @@ class ChangeLog:
     def __init__(self, most: int = MAX_KEPT) -> None:
         self._kept: deque[Change] = deque(maxlen=most)
         self._number = 0
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
 
     @property
     def number(self) -> int:
@@ -49,8 +50,7 @@ class ChangeLog:
         """Add a change, and wake those who wait for one."""
         self._number += 1
         self._kept.append(Change(self._number, kind, state, session_id, principal, execution_id, time.time()))
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
     def has(self, number: int) -> bool:
         """Return whether everything after `number` is still here, so that a reader can go on from it."""
@@ -64,11 +64,4 @@ class ChangeLog:
 
     async def wait(self, number: int, wait_s: float) -> bool:
         """Wait until there is a change after `number`; return False when `wait_s` passed without one."""
-        if self._number > number:
-            return True
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._number > number or await self._changed.wait(wait_s)

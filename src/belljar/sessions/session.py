@@ -242,8 +242,11 @@ class Session:
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
-        self._publish("execution", "begun", execution_id)
         return self.session_kernel.checkpoints.skip_reason
+
+    def on_start(self, execution_id: str) -> None:
+        """See `ExecutionContext`."""
+        self._publish("execution", "begun", execution_id)
 
     def note_author(self, author: str) -> str:
         """See `ExecutionContext`."""

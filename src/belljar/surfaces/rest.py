@@ -31,6 +31,7 @@ from belljar.monitor.models import (
     Server,
     SessionDetail,
     SessionEntry,
+    SessionPage,
     UsageHistory,
 )
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
@@ -159,7 +160,7 @@ class RestApi:
                 "/sessions",
                 "Sessions, newest first",
                 self._list,
-                EntryPage[SessionEntry],
+                SessionPage,
                 {
                     "state": state,
                     "owner": Parameter("Of this owner only; for operators"),

@@ -7,11 +7,12 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from belljar.change_signal import ChangeSignal
 from belljar.errors import Busy
 from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
 from belljar.workflows.definition import Definition
@@ -68,8 +69,8 @@ class LiveRun:
         self.has_output_readers = False
         self.task: asyncio.Task[None] | None = None
         self._hold_s = hold_s
-        self._changed = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._changed = ChangeSignal()
+        self._woken = ChangeSignal()
         self._active = 0
         self._waiting = 0
         self._waiting_cells = 0
@@ -87,17 +88,11 @@ class LiveRun:
 
     def notify(self) -> None:
         """Wake those who follow."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
-    async def wait_for_change(self, wait_s: float) -> bool:
-        """Wait until something happens; return False when `wait_s` passed without it."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    def wait_for_change(self, wait_s: float) -> Coroutine[None, None, bool]:
+        """Wait until something happens; return False when `wait_s` passed without it. See `ChangeSignal`."""
+        return self._changed.wait(wait_s)
 
     @property
     def is_over(self) -> bool:
@@ -113,16 +108,11 @@ class LiveRun:
 
     def wake(self) -> None:
         """Have the run look at its record now."""
-        self._woken.set()
-        self._woken = asyncio.Event()
+        self._woken.notify()
 
     async def pause(self, wait_s: float) -> None:
         """Wait until the run is woken, or `wait_s` have passed."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        await self._woken.wait(wait_s)
 
     def check_wanted(self) -> None:
         """End the run if somebody wants it stopped."""

@@ -33,4 +33,4 @@ function apply(change) {
 }
 
 startClock();
-openStream(document.body.dataset.stream ?? "", "", apply);
+openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", apply);
