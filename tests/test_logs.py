@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import queue
 import re
 import subprocess
@@ -253,3 +254,32 @@ def test_a_line_break_cannot_forge_a_line() -> None:
 def test_the_module_is_cheap() -> None:
     code = "import sys, belljar.logs; sys.exit('belljar.settings' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+PRIORITIES = """
+import logging, sys
+from belljar import logs
+logs.configure("INFO", sys.argv[1])
+logging.getLogger("belljar.trial").warning("first")
+try:
+    raise ValueError
+except ValueError:
+    logging.getLogger("belljar.trial").exception("second")
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_for_systemds_journal_begin_with_their_priority_and_others_do_not(tmp_path: Path, form: str) -> None:
+    with (tmp_path / "log").open("w+") as log:
+        status = os.fstat(log.fileno())
+        named = {**os.environ, "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        subprocess.run([sys.executable, "-c", PRIORITIES, form], env=named, stderr=log, check=True)
+        lines = (tmp_path / "log").read_text().splitlines()
+    assert (lines[0][:3], lines[1][:3]) == ("<4>", "<3>")
+    assert all(line.startswith("<3>") for line in lines[1:]), "each line of a traceback is one of the journal's"
+    if form == "json":
+        assert [json.loads(line[3:])["message"] for line in lines] == ["first", "second"]
+    other = subprocess.run(
+        [sys.executable, "-c", PRIORITIES, form], env=named, capture_output=True, text=True, check=True
+    )
+    assert "<" not in other.stderr.splitlines()[0], "a pipe to somebody else is none"

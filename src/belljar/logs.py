@@ -34,6 +34,8 @@ _MAX_A_MINUTE: Final = 5
 _MAX_CHARACTERS: Final = 300
 """Characters that are shown of a library's line, because some have a header of a request in them."""
 _MAX_PLACES: Final = 1_000
+_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 7))
+"""The levels and the numbers that syslog has for them."""
 # Control characters, Unicode's line ends, and what reverses the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
@@ -43,10 +45,12 @@ _current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", defa
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
     """Log to stderr from here on; called once in a process."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    chosen = stream or sys.stderr
+    handler = logging.StreamHandler(chosen)
     handler.addFilter(_is_for_the_log)
     handler.addFilter(_Repetitions())
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    formatter = JsonLines() if form == "json" else TextLines()
+    handler.setFormatter(WithPriorities(formatter) if is_read_by_systemd(chosen) else formatter)
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -71,6 +75,28 @@ def about(*, principal: str = "", **ids: str) -> Generator[None]:
 def pseudonym(principal: str) -> str:
     """Return the name of a principal in logs: always the same, and a hash, because it may be somebody's address."""
     return hashlib.sha256(principal.encode()).hexdigest()[:_PRINCIPAL_CHARACTERS]
+
+
+def is_read_by_systemd(stream: TextIO) -> bool:
+    """Return whether the stream goes to systemd's journal, which says so in a variable of the services it starts."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class WithPriorities(logging.Formatter):
+    """Formatter that begins each line of another one with its priority, as systemd's journal reads it."""
+
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines, each with `<4>` for a warning and so on, as sd-daemon(3) has them."""
+        priority = f"<{next(number for level, number in _PRIORITIES if record.levelno >= level)}>"
+        return "\n".join(priority + line for line in self._lines.format(record).split("\n"))
 
 
 class TextLines(logging.Formatter):
