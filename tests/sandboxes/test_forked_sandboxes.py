@@ -18,10 +18,12 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, ForkableProvider, ForkedSandbox, Identity, Limits
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace import hardening, namespaces, trial
+from belljar.sandboxes.namespace import provider as namespace_provider
 from belljar.sandboxes.namespace import sandbox as namespace_sandbox
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.seccomp import Filter
+from waiting import until_blocking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="Linux only")]
 is_root = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -569,6 +571,22 @@ def test_what_a_trial_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("namespace")
     monkeypatch.setattr(namespace_sandbox, "ALL_NAMESPACES", 0x7E020000 ^ 0x00020000)
     assert "setns: Operation not permitted" in NamespaceProvider().no_nesting_reason()
+
+
+def test_a_host_that_was_too_busy_for_the_trial_is_tried_again_in_the_background_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usable("namespace")
+    answers = iter([trial.NO_ANSWER, ""])
+    monkeypatch.setattr(namespace_provider, "try_nested", lambda _: next(answers))
+    monkeypatch.setattr(namespace_provider, "gap_of_host", lambda: "")
+    monkeypatch.setattr(namespace_provider, "_RETRY_S", 0.0)
+    caplog.set_level("WARNING", "belljar")
+    provider = NamespaceProvider()
+    assert provider.no_nesting_reason() == trial.NO_ANSWER
+    until_blocking(lambda: provider.no_nesting_reason() == "")
+    assert ["for now" in caplog.messages[0], "from now on" in caplog.messages[1]] == [True, True]
+    assert len(caplog.messages) == 2
 
 
 @for_root

@@ -7,11 +7,15 @@ are nested in are in one, too, whoever runs the server: `namespaces.py` says why
 """
 
 import contextlib
+import logging
+import math
 import os
 import re
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -37,9 +41,18 @@ from belljar.sandboxes.namespace.namespaces import (
 from belljar.sandboxes.namespace.orphan_reaper import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.root_view import open_root_view
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox, NestedSandbox
-from belljar.sandboxes.namespace.trial import TRIAL_TIMEOUT_S, advice, gap_of_host, try_bubblewrap, try_nested
+from belljar.sandboxes.namespace.trial import (
+    NO_ANSWER,
+    TRIAL_TIMEOUT_S,
+    advice,
+    gap_of_host,
+    try_bubblewrap,
+    try_nested,
+)
 from belljar.supervisor import NoSupervisor, SupervisorClient
 
+_RETRY_S = 30.0
+"""How long after a trial that had no answer another one may start."""
 _WARNING_FOR_ROOT = (
     "The server runs as root, and sessions have no users of their own ({why}): their code is the host's uid 0, though "
     "without capabilities, and can change the mode of the host's /dev/null and its like. "
@@ -47,6 +60,8 @@ _WARNING_FOR_ROOT = (
 )
 _WARNING_WITHOUT_FILTER = "System calls are not filtered: {why}"
 _FILTER_HINT = "install libseccomp2 (Debian, Ubuntu) or libseccomp (others)"
+
+log = logging.getLogger(__name__)
 
 
 class NamespaceProvider:
@@ -62,6 +77,9 @@ class NamespaceProvider:
         self._supervisor: SupervisorClient | NoSupervisor = NoSupervisor()
         self._start_child: StartChild = start_own_child
         self._reaper: OrphanReaper | None = OF_THIS_SERVER
+        self._nesting: str | None = None
+        self._nesting_lock = threading.Lock()
+        self._retry_at = 0.0
 
     @property
     def warning(self) -> str:
@@ -128,11 +146,28 @@ class NamespaceProvider:
     # Nested sandboxes
 
     def no_nesting_reason(self) -> str:
-        """Say why no sandbox can be nested here; empty when it can. Tried once, which takes some 100 ms."""
-        return self._no_nesting_reason
+        """Say why no sandbox can be nested here; empty when it can. Tried once, which takes some 100 ms.
 
-    @cached_property
-    def _no_nesting_reason(self) -> str:
+        A host that was too busy for that is tried again in the background when somebody asks later.
+        """
+        with self._nesting_lock:
+            if self._nesting is None:
+                self._nesting, self._retry_at = self._try_nesting(), time.monotonic() + _RETRY_S
+                if self._nesting == NO_ANSWER:
+                    log.warning("sessions are not forked for now, the host is too busy to try it: %s", NO_ANSWER)
+            elif self._nesting == NO_ANSWER and time.monotonic() >= self._retry_at:
+                self._retry_at = math.inf
+                threading.Thread(target=self._try_nesting_again, name="fork-trial-again", daemon=True).start()
+            return self._nesting
+
+    def _try_nesting_again(self) -> None:
+        reason = self._try_nesting()
+        with self._nesting_lock:
+            self._nesting, self._retry_at = reason, time.monotonic() + _RETRY_S
+        if not reason:
+            log.warning("sessions are forked from now on: the trial that the host was too busy for has succeeded")
+
+    def _try_nesting(self) -> str:
         if sys.platform != "linux":
             return f"namespaces are Linux's, this is {sys.platform}"
         hardening, complaint = self._trial

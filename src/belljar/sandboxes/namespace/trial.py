@@ -93,6 +93,8 @@ def _setting(name: str) -> str:
 # Whether a process of one sandbox may enter another, tried with a parent and a sandbox nested in it
 
 _PYTHON = os.path.realpath(sys.executable)
+NO_ANSWER = f"no answer from a nested sandbox in {TRIAL_TIMEOUT_S} s"
+"""What is wrong where the host was too busy for the trial, which says nothing of the host itself."""
 _FIRST_KERNEL = (5, 8)  # the first whose setns(2) takes a pidfd for all namespaces of a process at once
 # Holds the sandbox open as a zygote does, and enters the nested sandbox whose pidfd it receives, as every session will.
 _FORKER = """
@@ -134,7 +136,7 @@ def try_nested(provider: ForkableProvider) -> str:
         answers.append(_answer(_enter(provider)))
 
     # In a thread with its own loop, because the caller may be in one.
-    thread = threading.Thread(target=run, name="fork-trial")
+    thread = threading.Thread(target=run, name="fork-trial", daemon=True)
     thread.start()
     thread.join()
     return answers[0] if answers else "the trial failed"
@@ -144,7 +146,7 @@ def _answer(trial: Coroutine[Any, Any, str]) -> str:
     try:
         return asyncio.run(trial)
     except TimeoutError:
-        return f"no answer from a nested sandbox in {TRIAL_TIMEOUT_S} s"
+        return NO_ANSWER
     except (BelljarError, OSError) as error:
         return str(error)
 
