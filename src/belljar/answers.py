@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from belljar.json_values import check_values
+
 _YES = frozenset({"y", "yes", "ok", "true", "allow", "accept"})
 
 
@@ -30,6 +32,7 @@ def values_of(schema: Mapping[str, Any], text: str | None) -> dict[str, Any] | N
     if not fields:
         return {}
     try:
+        check_values(text)
         value: Any = json.loads(text)
     except ValueError:
         value = text

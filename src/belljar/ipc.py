@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from belljar.json_values import check_values
+
 PRIVATE_MODE: Final = 0o600
 _END_BYTES: Final = 1_024
 """How much `Lines` keeps of each end of a line that is too long."""
@@ -243,6 +245,7 @@ class MessageStream:
         except asyncio.LimitOverrunError as error:
             raise Malformed(f"a message has more than {error.consumed:,} bytes") from None
         try:
+            check_values(line)
             return read(line)
         except (ValueError, RecursionError) as error:
             raise Malformed(f"a message cannot be read: {type(error).__name__}") from error

@@ -38,7 +38,7 @@ _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNIN
 """The levels and the numbers that syslog has for them."""
 # Control characters, Unicode's line ends, and what reverses the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[a-zA-Z%]")
+_DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*+(?:\*|\d++)?(?:\.(?:\*|\d++))?[a-zA-Z%]")
 
 _current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", default=None)
 

@@ -329,7 +329,15 @@ async def test_an_output_over_the_limit_is_said_and_not_sent(kernel: Kernel) -> 
     assert "over the limit" in str(shown.data["text/plain"])
 
 
+async def test_data_of_too_many_values_is_left_out_and_its_other_forms_are_sent(kernel: Kernel) -> None:
+    outcome = await run(kernel, "display({'text/plain': 'a chart', 'application/json': [{}] * 100_000}, raw=True)")
+    (shown,) = outcome.displays
+    said = "<data of more than 90,000 values was left out>"
+    assert shown.data == {"text/plain": "a chart", "application/json": said}
+
+
 _FRAMES = {
+    "many-values": 'framed(b\'{"type": "display", "data": {"a": [\' + b\'{},\' * 100_000 + b\'{}]}}\')',
     "garbage": "b'\\xff' * 1000",
     "huge-length": "struct.pack('!I', 2**32 - 1)",
     "not-json": "framed(b'hello')",

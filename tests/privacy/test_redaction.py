@@ -119,6 +119,11 @@ def test_fields_are_seen_in_text_that_is_json() -> None:
     assert redactor.redact(untouched) == untouched
 
 
+def test_a_text_of_too_many_values_to_look_for_fields_in_is_not_passed_on() -> None:
+    person = {"full_name": "Ann", "numbers": [0] * 100_000}
+    assert SessionRedactor(RULES).redact(json.dumps(person)) == "[TOO MANY VALUES]"
+
+
 def test_a_number_that_is_a_card_is_hidden_and_comes_back_as_a_number() -> None:
     redactor = SessionRedactor(RULES)
     assert redactor.redact({"card": 4111111111111111, "n": 1731661234567}) == {"card": "[CARD_1]", "n": 1731661234567}

@@ -127,7 +127,8 @@ def _is_named(item: Any, name: str) -> bool:
 # JSON with comments and trailing commas, as VS Code, Zed and opencode read it.
 
 _JSON_TOKEN = re.compile(
-    r'(?P<skip>(?:\s|//[^\n]*|/\*.*?\*/)+)|(?P<string>"(?:\\.|[^"\\\n])*")|(?P<mark>[{}\[\]:,])|(?P<word>[^\s{}\[\]:,"/]+)',
+    r'(?P<skip>(?:\s|//[^\n]*|/\*.*?(?:\*/|\Z))++)|(?P<string>"(?:\\.|[^"\\\n])*+(?:"|(?=[\n\\])|\Z))'
+    r'|(?P<mark>[{}\[\]:,])|(?P<word>[^\s{}\[\]:,"/]++)',
     re.DOTALL,
 )
 

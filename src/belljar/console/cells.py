@@ -15,6 +15,7 @@ from html import escape
 from typing import Any, Final, Literal
 
 from belljar.console.templating import markup
+from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.html import highlighted
 from belljar.outputs.imitations import StreamDisarmer
@@ -253,6 +254,7 @@ def _readable(form: Display | None) -> str:
     if form is None or form.mime != "application/json":
         return text
     try:
+        check_values(text)
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from belljar.errors import InvalidArgument
+from belljar.json_values import check_values
 
 MAX_FIELDS: Final = 100
 MAX_CHOICES: Final = 500
@@ -110,6 +111,7 @@ def _value(field: FormField, text: str) -> Any:
     if field.kind not in ("number", "json"):
         return text
     try:
+        check_values(text)
         return json.loads(text)
     except (ValueError, RecursionError):
         wanted = "a number" if field.kind == "number" else "JSON"

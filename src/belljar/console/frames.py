@@ -52,12 +52,12 @@ _STYLE: Final = (
 # Whoever chose colours, or shows pictures, did so for white paper, unless they speak of themes themselves. What only
 # arranges, like the style that pandas puts before its tables, chooses none.
 _LIGHT: Final = ":root{color-scheme:light}"
-_STYLES: Final = re.compile(r"<style\b[^>]*>(.*?)(?:</style|\Z)", re.IGNORECASE | re.DOTALL)
-_TAGS: Final = re.compile(r"<([a-z][a-z0-9-]*)([^<>]*)>", re.IGNORECASE)
+_STYLES: Final = re.compile(r"<style\b[^>]*+(?:>|\Z)(.*?)(?:</style|\Z)", re.IGNORECASE | re.DOTALL)
+_TAGS: Final = re.compile(r"<([a-z][a-z0-9-]*+)([^<>]*+)", re.IGNORECASE)
 _COLOURS: Final = re.compile(r"color|background|fill|stroke|filter", re.IGNORECASE)
 _THEMES: Final = re.compile(r"prefers-color-scheme|light-dark\(|color-scheme\s*:", re.IGNORECASE)
 _PICTURES: Final = frozenset({"canvas", "font", "img", "svg", "video"})
-_MAX_JUDGED_CHARS: Final = 4_000_000
+_JUDGED_CHARS: Final = 65_536
 # Tells the page around the frame how high it is, as a number and nothing else.
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
@@ -149,9 +149,11 @@ def _document(content: bytes, mime: str, *, runs_scripts: bool) -> tuple[bytes, 
 
 
 def _follows_theme(html: str) -> bool:
-    """Return whether a page can be read in the colours of the console's theme: it has none, or themes of its own."""
-    if len(html) > _MAX_JUDGED_CHARS:
-        return False
+    """Return whether a page can be read in the colours of the console's theme: it has none, or themes of its own.
+
+    Its beginning decides, where styles stand.
+    """
+    html = html[:_JUDGED_CHARS]
     styles = [found[1] for found in _STYLES.finditer(html)]
     if any(_THEMES.search(style) for style in styles):
         return True

@@ -39,7 +39,7 @@ _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX
 _PIP_OPTIONS = ("index-url", "extra-index-url", "find-links")
 _FETCHED = re.compile(r"https?://[^\s'\"<>`\\]+")
 
-_URL_PASSWORD = re.compile(r"(\w+://)[^/@\s]+@")
+_URL_PASSWORD = re.compile(r"(\b\w++://)[^/@\s]++@")
 # What uv says, what that means, and what to do about it.
 _INDEX_FAULTS = (
     (

@@ -16,7 +16,7 @@ from belljar.environments.conda.channels import DEFAULT_CHANNELS, channel_urls
 from belljar.errors import EnvironmentBroken
 from belljar.settings import EnvironmentEntry
 
-_INCLUDES = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)", re.MULTILINE)
+_INCLUDES = re.compile(r"^[ \t]*(?:-r|--requirement|-c|--constraint)[ \t=]+(\S+)", re.MULTILINE)
 _INCLUDES_LIMIT = 50
 _CONDA = re.compile(r"(?:[\w.-]+::)?(?P<name>[A-Za-z0-9_.-]+)\s*(?P<version>[=<>!~][^\s]*|\s[^\s]+)?(?:\s+\S+)?\s*")
 # The package index's names for packages of conda; None for those that only conda needs to make an environment.

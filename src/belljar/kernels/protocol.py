@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from belljar.errors import KernelDied
+from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.kernels.variables import MAX_LOOK_BYTES, TablePage, VariableListing
 from belljar.outputs.events import (
     ClearOutput,
@@ -293,6 +294,8 @@ _message: TypeAdapter[Message] = TypeAdapter(
 
 def read_message(frame: bytes) -> Message:
     """Return the message in a frame; KernelDied for a malformed one, because its sender is not to be trusted."""
+    if has_too_many_values(frame):
+        raise KernelDied(f"the kernel sent a message of more than {MAX_VALUES:,} values")
     try:
         message = _message.validate_json(frame)
     except ValidationError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.budget import clip
 from belljar.outputs.events import is_binary_type
@@ -116,6 +117,7 @@ def _stored(form: Display, read: ReadDisplay) -> str | None:
 def _parsed(content: str) -> Any:
     """Return JSON as values, as a notebook has it; what Jupyter could not read stays text."""
     try:
+        check_values(content)
         value = json.loads(content)
     except (ValueError, RecursionError):
         return content

@@ -47,7 +47,7 @@ _CODE_METHODS = frozenset({"run_cell", "run_cell_async", "ex", "ev"})
 # No other class has methods with these names, so they count whatever their object is called.
 _UNMISTAKABLE_METHODS = frozenset({"run_line_magic", "run_cell_magic", "system_raw", "system_piped"})
 
-_PROMPT = re.compile(r"^\s*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )", re.MULTILINE)
+_PROMPT = re.compile(r"^[^\S\n]*(?:>>>[ \t]?|\.\.\.+:?[ \t]?|(?:(?:\[nav\]|\[ins\])? )?In \[\d+\]: )", re.MULTILINE)
 # A cell without any of these has no commands, and IPython leaves it unchanged. A cell with one of them may have some.
 _MARKS = re.compile(r"^[ \t]*[!%,;/]|=[\s\\]*[!%]|[?\r]", re.MULTILINE)
 _MARKED_LINE = re.compile(r"^[ \t]*[!%?,;/]", re.MULTILINE)

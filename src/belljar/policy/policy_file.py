@@ -18,7 +18,7 @@ from belljar.policy.rules import Policy
 MAX_BYTES = 1024 * 1024
 MAX_FAULTS = 10
 HINT = "`belljar policy check FILE` checks a file without starting a server"
-_HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]")
+_HEADER = re.compile(r"^\s*(\[\[?)([^\]]+)\]")
 _KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=(.*)$""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 

@@ -73,7 +73,7 @@ LONGEST_EMAIL_CHARS = 320
 
 _LOCAL_CHARS = 64
 # Letters of any script, what RFC 5322 calls atext, and dots.
-_LOCAL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+\Z")
+_LOCAL = re.compile(r"(?<![\w.!#$%&'*+/=?^`{|}~-])[\w.!#$%&'*+/=?^`{|}~-]++\Z")
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,10}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,63})", re.IGNORECASE)
 # Quotes and the like around an address are not part of it, though the grammar would allow them.
 _AROUND = "'`*{|=/."

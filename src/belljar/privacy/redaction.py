@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from belljar.errors import InvalidArgument, SecretRefused, SettingsError
+from belljar.json_values import TooManyValues, check_values
 from belljar.privacy.detectors import Detector, Span, disjoint, masked
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.secrets import PREFIX, REFERENCE, Secrets
@@ -26,6 +27,7 @@ _HOSTS_OWN = "host:"
 # Nobody writes JSON that is deeper than this.
 MAX_DEPTH = 200
 TOO_DEEP = "[TOO DEEP]"
+TOO_MANY = "[TOO MANY VALUES]"
 NO_VALUE = "[FIELD]"
 # A shorter secret would be found in ordinary text.
 SHORTEST_SECRET = 6
@@ -129,7 +131,10 @@ class SessionRedactor:
 
     def _hide_leaf(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            parsed = self._json_with_fields(value)
+            try:
+                parsed = self._json_with_fields(value)
+            except TooManyValues:
+                return TOO_MANY
             if parsed is None:
                 return self.redact_text(value)
             hidden = self._hide_deep(parsed, is_named=False, depth=depth + 1)
@@ -147,9 +152,10 @@ class SessionRedactor:
         return isinstance(value, str) and value in self.vault.given_out
 
     def _json_with_fields(self, text: str) -> Any:
-        """Return the JSON value of a text if field names in it matter; None for other text."""
+        """Return the JSON value of a text if field names in it matter; None for other text. Raises TooManyValues."""
         if not self.rules.fields or not self._hides("tools") or text.lstrip()[:1] not in ("{", "["):
             return None
+        check_values(text)
         try:
             parsed: Any = json.loads(text)
         except (ValueError, RecursionError):

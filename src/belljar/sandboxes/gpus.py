@@ -21,7 +21,6 @@ _CAPABILITIES = "proc/driver/nvidia/capabilities"
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 _MINOR = re.compile(r"DeviceFileMinor:\s*(\d+)")
 _LIBRARY = "libcuda.so.1"
-_IN_CACHE = re.compile(rb"(/[^\0]*)/libcuda\.so\.1\0")
 # Where distributions, images and container runtimes put the driver's libraries and programs.
 _FOLDERS = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"),
@@ -296,7 +295,8 @@ def _cached_folder() -> Path | None:
         cache = _at("/etc/ld.so.cache").read_bytes()
     except OSError:
         return None
-    folders = [os.fsdecode(match.group(1)) for match in _IN_CACHE.finditer(cache)]
+    named = (os.fsdecode(each) for each in cache.split(b"\0") if each.startswith(b"/"))
+    folders = [path.removesuffix(f"/{_LIBRARY}") for path in named if path.endswith(f"/{_LIBRARY}")]
     return next((Path(folder) for folder in folders if (_at(folder) / _LIBRARY).exists()), None)
 
 

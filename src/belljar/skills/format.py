@@ -30,8 +30,8 @@ SERVERS_FIELD: Final = "belljar-servers"
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILE_NAME: Final = re.compile(r"[^\x00-\x1f\x7f/\\]{1,255}")
 _MAX_DEPTH: Final = 12
-_SERVER_IMPORT: Final = re.compile(r"^\s*(?:from\s+servers\.|import\s+servers\.)(\w{1,64})", re.MULTILINE)
-_SERVERS_IMPORT: Final = re.compile(r"^\s*from\s+servers\s+import\s+([\w, \t]{1,500})", re.MULTILINE)
+_SERVER_IMPORT: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+servers\.(\w{1,64})", re.MULTILINE)
+_SERVERS_IMPORT: Final = re.compile(r"^[ \t]*from[ \t]+servers[ \t]+import[ \t]+([\w, \t]{1,500})", re.MULTILINE)
 _AMBIGUOUS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 KNOWN_FIELDS: Final = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
 

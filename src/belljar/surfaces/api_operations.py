@@ -34,6 +34,7 @@ from belljar.errors import (
     Unauthorized,
     VariableMissing,
 )
+from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.models import Model
 from belljar.monitor.base import MAX_ITEMS, Access
 from belljar.surfaces.event_streams import TooManyStreams
@@ -174,6 +175,8 @@ async def _check_request(operation: Operation, request: Request) -> ApiCall:
     body = None
     if operation.body is not None:
         content = await request_body(request, _MAX_BODY_BYTES)
+        if has_too_many_values(content):
+            raise TooLarge(f"the body has more than {MAX_VALUES:,} values")
         try:
             body = operation.body.model_validate_json(content or b"{}")
         except ValidationError as error:

@@ -22,16 +22,24 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-SCANNED_BYTES: Final = 65_536
-"""How far into a message that is no JSON we look for its id."""
-MAX_ANSWERS: Final = 100
-"""Most errors in answer to one batch."""
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
-_ID_VALUE: Final = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?![\d.eE]))')
+from belljar.json_values import MAX_VALUES, has_too_many_values
+
+SCANNED_BYTES: Final = 4_096
+"""How far into a message that is not parsed we look for its id."""
+_BLANK_BYTES: Final = 64
+# A string that is not closed ends with the text, or every quote in it would be tried as the beginning of another one.
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\(?:.|\Z)[^"\\]*+)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
+_ID_VALUE: Final = re.compile(rb'\s*+:\s*+("(?:[^"\\]|\\.)*+"|-?\d++(?![.eE]))')
 
 
 def read_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:
     """Return the message, or the errors to answer with if it is not a valid one."""
+    refused = unread(data)
+    return [refused] if refused else parse_message(data)
+
+
+def parse_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:
+    """Return what `read_message` does for a message that `unread` does not refuse."""
     try:
         message = jsonrpc_message_adapter.validate_json(data, by_name=False)
     except ValidationError:
@@ -42,18 +50,22 @@ def read_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:
     return message
 
 
+def unread(data: bytes) -> JSONRPCError | None:
+    """Return the error for a message that is refused before it is parsed: a batch, or one with too many values."""
+    if data[:_BLANK_BYTES].lstrip().startswith(b"["):
+        return refusal(INVALID_REQUEST, "Batches are not served: send each message by itself", None)
+    if has_too_many_values(data):
+        why = f"The message has more than {MAX_VALUES:,} values: put large data into files, in parts"
+        return refusal(INVALID_REQUEST, why, find_id(data))
+    return None
+
+
 def refusals(data: bytes) -> list[JSONRPCError]:
-    """Return one error for each request in a message that cannot be served; none for a broken answer."""
+    """Return the error for a message that cannot be served; none for a broken answer."""
     try:
         value: object = pydantic_core.from_json(data)
     except ValueError as error:
         return [refusal(PARSE_ERROR, f"Parse error: {error}", find_id(data))]
-    if isinstance(value, list):
-        ids = [_usable_id(each) for each in cast("list[object]", value)[:MAX_ANSWERS]]
-        answered = [each for each in ids if each is not None] or [None]
-        return [
-            refusal(INVALID_REQUEST, "Batches are not served: send each message by itself", id_) for id_ in answered
-        ]
     if not isinstance(value, dict):
         return [refusal(INVALID_REQUEST, "A message is a JSON object", None)]
     members = cast("dict[str, Any]", value)
@@ -87,18 +99,18 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _usable_id(value: object) -> RequestId | None:
+def _usable_id(members: dict[str, Any]) -> RequestId | None:
     """Return the id to answer to; 7.0 counts as 7, and other fractions cannot be sent back."""
-    found: object = cast("dict[str, object]", value).get("id") if isinstance(value, dict) else None
+    found: object = members.get("id")
     if isinstance(found, float) and found.is_integer():
         return int(found)
     return cast("RequestId", found) if _is_id(found) else None
 
 
 def find_id(data: bytes) -> RequestId | None:
-    """Return the id of a request that is no JSON, if its outermost object has one before the text becomes invalid."""
-    depth = 0
-    for token in _TOKEN.finditer(data, 0, SCANNED_BYTES):
+    """Return the id of a request that is not parsed, if its outermost object has one at the text's beginning."""
+    depth, data = 0, data[:SCANNED_BYTES]
+    for token in _TOKEN.finditer(data):
         if token[0] in b"{[":
             depth += 1
         elif token[0] in b"}]":

@@ -8,10 +8,10 @@ Requests with the id of one that is not answered yet are refused. Protocol 2026-
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -29,9 +29,9 @@ from mcp.types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCRespo
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from belljar.surfaces.jsonrpc import id_in_use, read_message
+from belljar.surfaces.jsonrpc import id_in_use, parse_message, unread
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
 """Bytes kept for one caller, in all its MCP sessions together; beyond them the oldest events are forgotten."""
@@ -40,17 +40,43 @@ SESSIONS: Final = 1_000
 """MCP sessions that one caller may have open, of the ten thousand that there may be."""
 EVENT_BYTES: Final = 512
 """Bytes that an event takes beside its message."""
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
     number: int
     stream_id: str
+    place: int
+    """Among the events of its stream."""
     message: JSONRPCMessage | None
 
     @property
     def is_answer(self) -> bool:
         return isinstance(self.message, JSONRPCResponse | JSONRPCError)
+
+
+class _Stream:
+    """The kept events of one stream, by their place, so that who follows it goes from one to the next."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, _Event] = {}
+        self.count = 0
+        self.is_closed = False
+        self.has_changed = asyncio.Event()
+
+    def add(self, event: _Event) -> None:
+        self.events[event.place] = event
+        self.count += 1
+        self._wake()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self.has_changed.set()
+        self.has_changed = asyncio.Event()
 
 
 class EventBudgetBytes:
@@ -83,25 +109,22 @@ class Events(EventStore):
         self._budget = budget
         self._prefix = secrets.token_hex(8)
         self._events: dict[int, _Event] = {}
+        self._streams: dict[str, _Stream] = {}
         self._count = 0
-        self._forgotten = 0
-        """The number of the latest event that was forgotten because it no longer fitted."""
-        self._has_changed = asyncio.Event()
-        self._is_closed = False
         self.open_requests: set[str] = set()
         """Ids of requests that are not answered yet, whether anybody still listens or not."""
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         """Keep one event of a stream and return its id."""
         self._count += 1
-        event = _Event(self._count, stream_id, message)
+        stream = self._streams.setdefault(stream_id, _Stream())
+        event = _Event(self._count, stream_id, stream.count, message)
         self._events[event.number] = event
+        stream.add(event)
         size = len(message.model_dump_json(by_alias=True, exclude_unset=True)) if message is not None else 0
         self._budget.add(self, event.number, size + EVENT_BYTES)
         if event.is_answer:
             self.open_requests.discard(stream_id)
-        self._has_changed.set()
-        self._has_changed = asyncio.Event()
         return self.id_of(event)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
@@ -120,33 +143,34 @@ class Events(EventStore):
 
     async def following(self, event: _Event) -> AsyncGenerator[_Event]:
         """Yield the events that follow one on its stream, including those still to come, up to the answer."""
-        last = event
-        while not last.is_answer:
-            if self._is_closed:
-                return
-            has_changed = self._has_changed
-            later = [each for each in self._events.values() if each.number > last.number]
-            if last.number < self._forgotten:
-                return  # the next event may be forgotten as well, and no answer is better than one with a gap
-            for each in later:
-                if each.stream_id == event.stream_id:
-                    last = each
-                    yield each
-                    if each.is_answer:
-                        return
-            await has_changed.wait()
+        last, stream = event, self._streams.get(event.stream_id)
+        while stream is not None and not last.is_answer and not stream.is_closed:
+            if last.place + 1 == stream.count:
+                await stream.has_changed.wait()
+            elif (later := stream.events.get(last.place + 1)) is not None:
+                last = later
+                yield last
+            else:
+                return  # it is forgotten, and no answer is better than one with a gap
 
     def forget(self, number: int) -> None:
         """Drop an event that no longer fits into the budget."""
-        self._events.pop(number, None)
-        self._forgotten = number
+        event = self._events.pop(number, None)
+        if event is None:
+            return
+        stream = self._streams[event.stream_id]
+        del stream.events[event.place]
+        if not stream.events:
+            del self._streams[event.stream_id]
+            stream.close()
 
     def close(self) -> None:
         """Forget all events, because the MCP session has ended."""
         self._budget.drop(self, iter([*self._events]))
         self._events.clear()
-        self._is_closed = True
-        self._has_changed.set()
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
 
 
 class Transport(StreamableHTTPServerTransport):
@@ -157,15 +181,11 @@ class Transport(StreamableHTTPServerTransport):
         self._events = events
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
-        body = await request.body()
-        # Large messages are parsed in a thread, because an upload of a hundred megabytes takes a while.
-        message = await anyio.to_thread.run_sync(read_message, body) if len(body) > LARGE_BYTES else read_message(body)
+        message = await _off_loop(parse_message, await request.body())
         if isinstance(message, JSONRPCRequest) and str(message.id) in self._events.open_requests:
             message = [id_in_use(message)]
         if isinstance(message, list) and message:
-            text = message[0].model_dump_json(by_alias=True, exclude_unset=True)
-            answer = Response(text, status_code=HTTPStatus.BAD_REQUEST, media_type="application/json")
-            await answer(scope, receive, send)
+            await _refuse(message[0], scope, receive, send)
             return
         await super()._handle_post_request(scope, request, receive, send)
 
@@ -202,12 +222,39 @@ class Transport(StreamableHTTPServerTransport):
         await super().terminate()
 
 
+async def _off_loop(read: Callable[[bytes], _Read], body: bytes) -> _Read:
+    """Read a message; a large one in a thread, because an upload of a hundred megabytes takes a while."""
+    return await anyio.to_thread.run_sync(read, body) if len(body) > LARGE_BYTES else read(body)
+
+
+async def _refuse(error: JSONRPCError, scope: Scope, receive: Receive, send: Send) -> None:
+    text = error.model_dump_json(by_alias=True, exclude_unset=True)
+    answer = Response(text, status_code=HTTPStatus.BAD_REQUEST, media_type="application/json")
+    await answer(scope, receive, send)
+
+
 class SessionManager(StreamableHTTPSessionManager):
-    """The SDK's session manager, with our transport for each MCP session."""
+    """The SDK's session manager, with our transport for each MCP session, before which no body is parsed unbounded."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._budgets: dict[str, EventBudgetBytes] = {}
+
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Both of the SDK's transports, that of 2025 and that of 2026, parse what they get.
+        if scope["method"] != "POST":
+            await super()._handle_request(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        if refused := await _off_loop(unread, body):
+            await _refuse(refused, scope, receive, send)
+            return
+        begin: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return begin.pop() if begin else await receive()
+
+        await super()._handle_request(scope, again, send)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:

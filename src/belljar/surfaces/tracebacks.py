@@ -6,6 +6,7 @@ Warnings are shortened in the same way where code printed them.
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -19,19 +20,19 @@ _LINKS = {
 _RULE = re.compile(r"-{20,}")
 _HEADING = re.compile(r"[\w.]+ {2,}Traceback \(most recent call last\)")
 _CELL = re.compile(r"(?P<place>Cell In\[\d+\], line \d+)(?P<of>, in [^(]+)?(?:\(.*)?")
-_FILE = re.compile(r"File (?P<path>[^\n]+?):(?P<line>\d+)(?:, in (?P<name>[^(\n]+)(?:\(.*)?)?")
+_FILE = re.compile(r"File (?P<path>.+?):(?P<line>\d+)(?:, in (?P<name>[^(]+)(?:\(.*)?)?", re.DOTALL)
 _SOURCE = re.compile(r"\s*(?:-+> ?)?\d+(?: .*)?|\s*\(\.\.\.\).*")
-_ARROW = re.compile(r"\s*-+> ?\d+ ?(?P<code>.*)")
+_ARROW = re.compile(r"\s*-+> ?\d++ ?+(?P<code>.*)")
 _HIDDEN = re.compile(r"\s*\[\.\.\. skipping hidden \d+ frames?\]")
 _OURS = "/belljar/inside/"
 """In the paths of our own files, which say nothing to who wrote the cell; IPython shows the last frame even so."""
 _NO_SOURCE = "'Could not get source"
-_LIBRARY = re.compile(r".*?/(?:site-packages|dist-packages|lib/python3\.\d+)/(?:site-packages/|dist-packages/)?")
+_LIBRARY = re.compile(
+    r"\A.*?/(?:site-packages|dist-packages|lib/python3\.\d+)/(?:site-packages/|dist-packages/)?", re.DOTALL
+)
 _OWN_CODE = ("/mnt/data/", "~/", "/tmp/", "./")  # noqa: S108 - paths inside a sandbox
 _WARNED_CELL = re.compile(r"^<ipython-input-(\d+)-[0-9a-f]+>:(\d+): ", re.MULTILINE)
-_WARNED_LIBRARY = re.compile(
-    r"^/[^\s:]*/(?:site-packages|dist-packages|lib/python3\.\d+)/([^\s:]+:\d+: \w*Warning: )", re.MULTILINE
-)
+_WARNED_FILE = re.compile(r"^(?P<path>/[^\s:]++)(?P<said>:\d++: \w*Warning: )", re.MULTILINE)
 _CELL_FILE = re.compile(r" ?\(<ipython-input-\d+-[0-9a-f]+>, line \d+\)")
 
 
@@ -65,9 +66,9 @@ def _short_block(lines: Sequence[str]) -> tuple[list[tuple[str, bool]], list[str
     """Return the frames of one exception, each with whether it is a library's, and the lines that follow them."""
     frames: list[tuple[str, bool]] = []
     error_lines: list[str] = []
-    rest = [*lines]
+    rest = deque(lines)
     while rest:
-        line = rest.pop(0)
+        line = rest.popleft()
         if _RULE.fullmatch(line) or _HEADING.fullmatch(line) or _HIDDEN.fullmatch(line):
             continue
         if cell := _CELL.fullmatch(line):
@@ -92,16 +93,17 @@ def without_cell_file(error: str) -> str:
 
 def short_warnings(text: str) -> str:
     """Return printed text in which warnings name the cell, or the library's file without the folders above it."""
-    return _WARNED_LIBRARY.sub(r"\1", _WARNED_CELL.sub(r"Cell In[\1], line \2: ", text))
+    text = _WARNED_CELL.sub(r"Cell In[\1], line \2: ", text)
+    return _WARNED_FILE.sub(lambda found: f"{_LIBRARY.sub('', found['path'])}{found['said']}", text)
 
 
-def _take_source(rest: list[str]) -> str:
+def _take_source(rest: deque[str]) -> str:
     """Remove the lines of source that follow a frame, and return the one that the arrow points at."""
     source = ""
     while rest and (not rest[0].strip() or _SOURCE.fullmatch(rest[0])):
         if not rest[0].strip() and len(rest) > 1 and not _SOURCE.fullmatch(rest[1]):
             break  # an empty line ends the frames
-        line = rest.pop(0)
+        line = rest.popleft()
         if arrow := _ARROW.fullmatch(line):
             source = arrow["code"].strip()
     return "" if source.startswith(_NO_SOURCE) else source

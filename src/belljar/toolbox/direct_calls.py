@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from belljar import spans
 from belljar.ipc import Line, Overlong
+from belljar.json_values import TooManyValues, check_values
 from belljar.toolbox.answers import TOO_LARGE
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.large_results import encoded
@@ -33,7 +34,7 @@ FIRST_NUMBER: Final = 1_000_000_001
 # The Python SDK writes a message's id first, the TypeScript SDK last.
 _ID_AT_HEAD: Final = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,18})\b')
 _ID_AT_TAIL: Final = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$')
-_TAIL_BYTES: Final = 1_024
+TAIL_BYTES: Final = 1_024
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 
 ProgressCallback = Callable[[float, float | None, str | None], None]
@@ -124,9 +125,13 @@ class DirectCalls:
         if isinstance(line, Overlong):
             return self._fail(number_of(line.head, line.tail), MCPError(TOO_LARGE, too_large(line)))
         try:
+            check_values(line)
             message: Any = from_json(line)
+        except TooManyValues as error:
+            failure = MCPError(TOO_LARGE, f"its answer is not read: {error}")
+            return self._fail(number_of(line, line[-TAIL_BYTES:]), failure, share)
         except ValueError:
-            return self._fail(number_of(line, line[-_TAIL_BYTES:]), ProtocolViolation("it is not JSON"), share)
+            return self._fail(number_of(line, line[-TAIL_BYTES:]), ProtocolViolation("it is not JSON"), share)
         if not isinstance(message, dict):
             return False
         fields = cast("JsonObject", message)

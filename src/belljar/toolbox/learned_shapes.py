@@ -35,7 +35,7 @@ _KINDS: Final = {type(None): "null", bool: "boolean", int: "integer", float: "nu
 _FILE_BYTES: Final = 2_000_000
 # Keys that look like names of fields; an address, a date, a sentence or a hash does not.
 _FIELD: Final = re.compile(r"[A-Za-z_$@][A-Za-z0-9_$@.:-]{0,63}")
-_DATA: Final = re.compile(r"[0-9a-fA-F-]{12,}|.*\d{4,}.*|.*@.*\..*|.*\d-\d.*")
+_DATA: Final = re.compile(r"^[0-9a-fA-F-]{12,}$|\d{4}|@[^.@]*\.|\d-\d")
 
 
 def shape_of(value: Any) -> JsonObject:
@@ -81,7 +81,7 @@ class _ShapeReader:
 
 
 def _is_field(name: str) -> bool:
-    return bool(_FIELD.fullmatch(name)) and not _DATA.fullmatch(name)
+    return bool(_FIELD.fullmatch(name)) and not _DATA.search(name)
 
 
 def _are_rows(shapes: list[JsonObject]) -> bool:

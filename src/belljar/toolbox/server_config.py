@@ -335,7 +335,9 @@ def _is_name(name: str) -> bool:
 # JSON as editors write it: with comments, and with commas after the last item.
 
 # Strings are matched first, so that what looks like a comment inside a string stays.
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
+_TOKEN: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+(?:"|\Z)|//[^\n]*|/\*.*?(?:\*/|\Z)|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*+[}\]])', re.DOTALL
+)
 
 
 def loads(text: str) -> Any:

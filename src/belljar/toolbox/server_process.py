@@ -37,9 +37,10 @@ from mcp.types import (
 
 from belljar.errors import BelljarError, UpstreamFailed
 from belljar.ipc import Line, Lines, Overlong
+from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.toolbox.answers import TOO_LARGE
-from belljar.toolbox.direct_calls import DirectCalls, number_of, too_large
+from belljar.toolbox.direct_calls import TAIL_BYTES, DirectCalls, number_of, too_large
 from belljar.toolbox.list_repair import change_notification
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.pipes import PipeReader, PipeWriter
@@ -368,6 +369,10 @@ def _message(line: Line) -> SessionMessage | Exception | None:
     if isinstance(line, Overlong):
         number = number_of(line.head, line.tail)
         error = ErrorData(code=TOO_LARGE, message=too_large(line))
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)) if number else None
+    if has_too_many_values(line):
+        error = ErrorData(code=TOO_LARGE, message=f"its answer has more than {MAX_VALUES:,} values")
+        number = number_of(line, line[-TAIL_BYTES:])
         return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)) if number else None
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))

@@ -15,20 +15,19 @@ from typing import Any, Final, cast
 
 from belljar.egress.session_sockets import SessionSocket, open_protocol_server
 from belljar.ipc import Line, Lines, Overlong
+from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.fair_share import CALL_S, SLICE_S, FairShare, FairShares, clock
 from belljar.toolbox.large_results import encoded
 from belljar.toolbox.session_requests import (
     LINE_BYTES,
-    MAX_VALUES,
     CallMessage,
     CancelMessage,
     JoinMessage,
     SearchMessage,
     TooDeep,
     cancelled_by,
-    has_too_many_values,
     number_in,
     parse,
 )

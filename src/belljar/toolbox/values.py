@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from belljar.json_values import check_values
 from belljar.toolbox.base import Block, JsonObject, ToolAnswer
 from belljar.toolbox.schemas import as_schema
 from belljar.toolbox.texts import one_line
@@ -82,6 +83,7 @@ def parsed(text: str) -> Any:
     if text.lstrip()[:1] not in ("{", "["):
         return text
     try:
+        check_values(text)
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return text

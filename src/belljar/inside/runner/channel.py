@@ -21,6 +21,8 @@ from typing import Any
 MAX_FRAME_BYTES = 32 * 1024 * 1024
 # The host accepts slightly deeper nesting, and treats what is deeper still as an invalid message.
 MAX_DEPTH = 150
+# Likewise: the host does not parse messages with more.
+MAX_VALUES = 90_000
 PACKET_BYTES = 65_536
 _CONTAINERS: "tuple[Any, ...]" = (dict, list, tuple)
 _BEGINS, _GOES_ON = b"\1", b"\0"
@@ -255,6 +257,16 @@ def is_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def has_too_many_values(value: Any) -> bool:
+    """Return whether a value has more values in it, as JSON, than a message may have."""
+    count, waiting = 0, [value]
+    while waiting and count <= MAX_VALUES:
+        outer = waiting.pop()
+        count += 1 + (len(outer) if isinstance(outer, _CONTAINERS) else 0)
+        waiting += _containers_in(outer)
+    return count > MAX_VALUES
 
 
 def _containers_in(outer: Any) -> "list[Any]":

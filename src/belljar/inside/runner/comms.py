@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
-from .channel import MAX_DEPTH, is_too_deep
+from .channel import MAX_DEPTH, MAX_VALUES, has_too_many_values, is_too_deep
 
 # The limits of the host and of a frame. Code that exceeds them gets an error here; the host would end its session.
 MAX_BUFFERS_BYTES = 16 * 1024 * 1024
@@ -127,6 +127,8 @@ def _dictionary(value: Any) -> dict[str, Any]:
         raise TypeError(f"data of a comm is a dict here, not {type(value).__name__}")
     if is_too_deep(value):
         raise ValueError(f"data of a comm is nested at most {MAX_DEPTH} deep")
+    if has_too_many_values(value):
+        raise ValueError(f"data of a comm has at most {MAX_VALUES:,} values")
     return value or {}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from IPython.lib import pretty
 
-from .channel import MAX_DEPTH, is_too_deep
+from .channel import MAX_DEPTH, MAX_VALUES, has_too_many_values, is_too_deep
 
 VALUE = "application/vnd.belljar.value+json"
 MAX_VALUE_CHARS = 256 * 1024
@@ -33,6 +33,9 @@ def prepared(data: dict[str, Any]) -> dict[str, Any]:
     encoded: dict[str, Any] = {}
     for mime, value in data.items():
         encoded[mime] = _encoded(value)
+    if has_too_many_values(encoded):
+        notice = f"<data of more than {MAX_VALUES:,} values was left out>"
+        return {mime: value if isinstance(value, str) else notice for mime, value in encoded.items()}
     return encoded
 
 

@@ -11,7 +11,7 @@ from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Raised, Stream
 
 _IMAGES = {"png": "image/png", "jpeg": "image/jpeg", "jpg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*+={0,2}\s*+")
 # IPython's tracebacks begin with a line of dashes, Python's own with these words; a syntax error has neither.
 _TRACEBACK = re.compile(r"^(?:-{40,}$|Traceback \(most recent call last\)|  File |  Cell In)", re.MULTILINE)
 _LAST_LINE = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?", re.DOTALL)

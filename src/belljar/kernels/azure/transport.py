@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import httpx2
 
 from belljar.errors import PoolUnavailable, TooLarge
+from belljar.json_values import check_values
 from belljar.kernels.azure.credentials import Credential
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
@@ -63,6 +64,7 @@ class PoolAnswer:
     def content(self) -> Any:
         """Return the JSON of the body; None where it is none."""
         try:
+            check_values(self.body)
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None

@@ -14,6 +14,7 @@ from jupyter_client.session import DELIM, Session
 from pydantic import BaseModel, Field, JsonValue
 
 from belljar.errors import KernelDied
+from belljar.json_values import MAX_VALUES, has_too_many_values
 
 
 class StreamText(BaseModel):
@@ -201,6 +202,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def _validated(model: type[_Model], text: bytes) -> _Model:
+    if has_too_many_values(text):
+        if not issubclass(model, DisplayContent | ResultContent):
+            raise KernelDied(f"the kernel sent a message of more than {MAX_VALUES:,} values")
+        # A figure's own data, which a picture or a page comes with only in the same message.
+        return model.model_validate({"data": {"text/plain": f"<data of more than {MAX_VALUES:,} values was left out>"}})
     try:
         return model.model_validate_json(text)
     except ValueError:

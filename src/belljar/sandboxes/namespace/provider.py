@@ -290,7 +290,7 @@ class NamespaceProvider:
     @cached_property
     def _binds_descriptors(self) -> bool:
         """Whether bubblewrap has `--bind-fd`, since 0.10."""
-        found = re.search(r"(\d+)\.(\d+)", self._version)
+        found = re.search(r"\b(\d+)\.(\d+)", self._version)
         return found is not None and (int(found[1]), int(found[2])) >= (0, 10)
 
     @cached_property

@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx2
 
 from belljar.errors import InvalidArgument, IssuerUnreachable
+from belljar.json_values import check_values
 from belljar.surfaces.auth.principals import is_safe_url
 from belljar.surfaces.auth.tokens import get_json, metadata_urls
 
@@ -103,6 +104,7 @@ class CodeFlow:
             async with httpx2.AsyncClient(timeout=_TIMEOUT_S) as client:
                 answer = await client.post(endpoint, data=form, headers={"accept": "application/json"})
                 answer.raise_for_status()
+                check_values(answer.content)
                 document = answer.json()
         except httpx2.HTTPStatusError as error:
             if error.response.status_code >= 500:

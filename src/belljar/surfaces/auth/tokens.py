@@ -13,6 +13,7 @@ import anyio
 import httpx2
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
+from belljar.json_values import check_values
 from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
 
 # The issuer's public keys
@@ -90,6 +91,7 @@ async def get_json(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
     """Return the JSON object at a URL."""
     response = await client.get(url, headers={"accept": "application/json"})
     response.raise_for_status()
+    check_values(response.content)
     document = response.json()
     if not isinstance(document, dict):
         raise ValueError(f"{url} is not a JSON object")  # noqa: TRY004 - bad data, not a bad call

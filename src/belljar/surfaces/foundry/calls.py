@@ -12,6 +12,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from belljar.errors import InvalidArgument
+from belljar.json_values import TooManyValues, check_values
 from belljar.sessions.identified import check_identifier
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.foundry.problems import Problem, invalid
@@ -21,8 +22,8 @@ NEW_VERSIONS: Final = ("2024-10-02-preview", "2025-02-02-preview", "2025-10-02-p
 VERSIONS: Final = (*OLD_VERSIONS, *NEW_VERSIONS)
 LARGE_BYTES: Final = 1024 * 1024
 _HEADS: Final = ("code", "files", "executions", "session", "listsessions", "metadata", "openapi.json", "mcp")
-_POOL: Final = re.compile(r"(?P<prefix>.*?/sessionPools/+[^/]+)(?P<rest>/.*|)", re.IGNORECASE)
-_IDENTIFIER: Final = re.compile(r"(?P<prefix>/+identifier/+(?P<identifier>[^/]+))(?P<rest>/.*|)", re.IGNORECASE)
+_POOL: Final = re.compile(r"(?is)(?P<prefix>.*?/sessionPools/+[^/]+)(?P<rest>/.*|)")
+_IDENTIFIER: Final = re.compile(r"(?is)(?P<prefix>/+identifier/+(?P<identifier>[^/]+))(?P<rest>/.*|)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,9 @@ class Call:
         content = await self._content(chunks, limit_bytes)
         try:
             large = len(content) > LARGE_BYTES
-            value: object = await anyio.to_thread.run_sync(json.loads, content) if large else json.loads(content)
+            value = await anyio.to_thread.run_sync(_parsed, content) if large else _parsed(content)
+        except TooManyValues as error:
+            raise invalid(f"The body is refused: {error}", "body") from None
         except (ValueError, RecursionError) as error:
             kind = "nested too deeply" if isinstance(error, RecursionError) else "no JSON"
             raise invalid(f"The body of {len(content):,} bytes is {kind}", "body") from None
@@ -168,6 +171,11 @@ def length_of(request: Request) -> int:
 def caller_gone() -> Problem:
     """Return the problem of a caller who went away, who will not read it."""
     return invalid("The body ended before its announced end", "body")
+
+
+def _parsed(content: bytes) -> object:
+    check_values(content)
+    return json.loads(content)
 
 
 def _kind(value: object) -> str:
