@@ -13,6 +13,7 @@ from mcp.types import ElicitResult
 from belljar.api import Engine
 from belljar.environments import Environment
 from belljar.errors import CodeRejected, PolicyError
+from belljar.executions.policy_check import SyntaxFault
 from belljar.models import ResultNotice
 from belljar.policy.guardrails import read_guardrails
 from belljar.runtime import Runtime, open_runtime
@@ -97,7 +98,7 @@ async def runtime(
 
 def decisions(runtime: Runtime) -> list[dict[str, Any]]:
     path = runtime.settings.data_directory / "decisions.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def test_code_that_the_policy_denies_is_rejected_with_line_and_rule(runtime: Runtime, caller: Caller) -> None:
@@ -112,6 +113,46 @@ async def test_code_that_the_policy_denies_is_rejected_with_line_and_rule(runtim
     told = decisions(runtime)[-1]
     assert (told["execution"], told["line"], told["outcome"]) == (result.execution_id, 2, "denied")
     assert (await caller.get(result.execution_id)).status == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("for i in range(3)\n    pass", "SyntaxError: expected ':' (line 1)"),
+        ("x = 1\n y = 2", "IndentationError: unexpected indent (line 2)"),
+        ("%%time\nimport os os", "SyntaxError: invalid syntax (line 2)"),
+        ("open('ran', 'w')\nprint('a'", "SyntaxError: '(' was never closed (line 2)"),
+    ],
+)
+async def test_a_syntax_error_stays_one_and_nothing_of_the_cell_runs(
+    runtime: Runtime, caller: Caller, code: str, error: str
+) -> None:
+    kept = await caller.execute("x = 1")
+    before = decisions(runtime)
+    result = await caller.execute(code, kept.session_id)
+    assert (result.status, result.error, result.state) == ("error", error, "kept")
+    assert (result.traceback[-1], decisions(runtime)) == (error.rpartition(" (")[0], before)
+    after = await caller.execute("import os\nx, os.path.exists('ran')", kept.session_id)
+    assert after.result == "(1, False)"
+
+
+async def test_what_only_a_newer_python_can_read_does_not_run_and_is_told_so(
+    runtime: Runtime, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SyntaxFault, "is_of", staticmethod(lambda _version: False))
+    result = await caller.execute("open('ran', 'w')\nprint(t'{1}' 2)")
+    assert result.status == "rejected"
+    assert "cannot be read as Python" in (result.error or "")
+    assert "Write it in the syntax of Python 3." in (result.error or "")
+    assert decisions(runtime)[-1]["outcome"] == "denied"
+    assert (await caller.execute("import os\nos.path.exists('ran')", result.session_id)).result == "False"
+
+
+async def test_after_a_person_declined_nobody_is_invited_to_another_way(runtime: Runtime) -> None:
+    async with connected(runtime, elicitation_callback=Person("decline")) as caller:
+        result = await caller.execute("import os\nos.remove('nothing')")
+    assert "the person declined" in (result.error or "")
+    assert "Do not try it another way" in (result.error or "")
 
 
 async def test_names_are_followed_over_cells(caller: Caller) -> None:
@@ -150,7 +191,7 @@ async def test_a_no_keeps_the_code_from_running(runtime: Runtime, shared_session
     async with connected(runtime, era, elicitation_callback=Person("decline")) as caller:
         result = await caller.execute("ran = True\nimport os\nos.remove('f')", shared_session)
         assert result.status == "rejected"
-        assert "the person did not agree: line 3: os.remove (code.2)" in str(result.error)
+        assert "the person declined: line 3: os.remove (code.2)" in str(result.error)
         assert (await caller.execute("'ran' in globals()", shared_session)).result == "False"
 
 

@@ -30,7 +30,7 @@ from belljar.executions.outcome import (
     stopped_status,
     survived_text,
 )
-from belljar.executions.policy_check import check_policy
+from belljar.executions.policy_check import SyntaxFault, check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
@@ -39,6 +39,7 @@ from belljar.files.disk_usage import FolderUsage
 from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel, is_remote
+from belljar.kernels.ipython import IPythonKernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
@@ -349,7 +350,7 @@ class Execution:
         return CellFacts(session.id, session.principal, self.id, cell.code, session.environment, cell.author)
 
     async def _run_in_turn(self) -> None:
-        await self._check_policy()
+        fault = await self._check_policy()
         if self._is_cancelled:
             self._outcome = self._never_ran()
             return
@@ -361,6 +362,13 @@ class Execution:
         finally:
             self._waits_for, self._is_starting_kernel = "", False
         if self.is_finished:  # interrupted meanwhile
+            return
+        if fault is not None:
+            if not isinstance(kernel, IPythonKernel) or not fault.is_of(kernel.environment.version):
+                fault.deny()
+                raise fault
+            self._transcript.record(fault.raised)
+            self._outcome.status = "error"
             return
         self._report_loss_and_author()
         await self._session.session_kernel.take_checkpoint()
@@ -410,18 +418,22 @@ class Execution:
         if self._session.session_kernel.kernel is kernel:
             await self._report_changes(kernel)
 
-    async def _check_policy(self) -> None:
-        """Reject code that the policy does not allow; record a notice for each of its warnings."""
+    async def _check_policy(self) -> SyntaxFault | None:
+        """Reject code that the policy does not allow; record a notice for each of its warnings.
+
+        Return the fault of code that is no Python, which must not run.
+        """
         guard, plugins = self._session.guard, self._session.plugins
         if not guard.inspects_code and "judge_code" not in plugins.used_hooks:
-            return
+            return None
         try:
-            notice = await check_policy(plugins, guard, self._facts, self.ask)
+            self._notice_all(await check_policy(plugins, guard, self._facts, self.ask))
+        except SyntaxFault as fault:
+            return fault
         except CodeRejected:
-            if self._is_cancelled:  # interrupted while the person was asked
-                return
-            raise
-        self._notice_all(notice)
+            if not self._is_cancelled:  # interrupted while the person was asked
+                raise
+        return None
 
     def _report_loss_and_author(self) -> None:
         """Record notices about what became of the last kernel's variables, and about cells of other authors."""

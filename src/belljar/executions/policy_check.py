@@ -1,12 +1,15 @@
 """The policy check of a cell before it runs: the guard's decision, and the question to a person where it is `ask`."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from belljar.errors import CodeRejected
 from belljar.hooks import CellFacts, Verdict
+from belljar.outputs.events import Raised
 from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection
-from belljar.policy.guard import Guard
+from belljar.policy.guard import KERNEL_MARK, Guard
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.question_subjects import SubjectFinding, code_subject
 from belljar.toolbox.texts import one_line, visible
@@ -14,6 +17,35 @@ from belljar.toolbox.texts import one_line, visible
 MAX_CODE_CHARS = 2_000
 MAX_FINDING_CHARS = 200
 HINT = "Write it another way: the policy of this server does not allow that"
+DECLINED_HINT = "Do not try it another way: ask the person what to do instead"
+
+
+class SyntaxFault(CodeRejected):
+    """A cell that the policy cannot read, because it is not Python as the server's interpreter knows it.
+
+    It does not run, whatever the session's Python would say. Where that is of the same version or an older one, the
+    fault is the cell's, and the result is Python's own error; `deny` makes it a decision of the policy elsewhere.
+    """
+
+    def __init__(self, message: str, error: SyntaxError, line: int, deny: Callable[[], None]) -> None:
+        super().__init__(message, hint=f"Write it in the syntax of Python {'.'.join(map(str, sys.version_info[:2]))}")
+        self.raised = _raised(error, line)
+        self.deny = deny
+
+    @staticmethod
+    def is_of(version: str) -> bool:
+        """Return whether code that this server's Python cannot read is none for that version of Python either."""
+        return tuple(map(int, version.split(".")[:2])) <= sys.version_info[:2]
+
+
+def _raised(error: SyntaxError, line: int) -> Raised:
+    """Return the error as a kernel tells it that could not compile a cell."""
+    message, source = error.msg or "invalid syntax", (error.text or "").rstrip("\n")
+    shown = source.lstrip()
+    column = max(0, (error.offset or 1) - 1 - (len(source) - len(shown)))
+    place = [f"    {shown}", f"    {' ' * column}^"] if shown else []
+    name = type(error).__name__
+    return Raised(name, f"{message} (line {line})", [f"  Cell, line {line}", *place, f"{name}: {message}"])
 
 
 async def check_policy(
@@ -34,6 +66,10 @@ async def check_policy(
                 guard.record_plugin_decision(cell.execution_id, verdict, outcome)
 
     if "deny" in decisions:
+        if inspection.syntax_error is not None and not cell.environment.startswith(KERNEL_MARK):
+            reasons = _reasons("deny", inspection, verdicts)
+            line, deny = inspection.findings[0].line, partial(record, "denied")
+            raise SyntaxFault(f"the code did not run: {reasons}", inspection.syntax_error, line, deny)
         record("denied")
         raise CodeRejected(f"the code did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
     if "ask" in decisions:
@@ -44,10 +80,12 @@ async def check_policy(
         is_approved = reply is not None and reply.action == "accept"
         record("approved" if is_approved else "declined", reply.by if reply is not None else "")
         if not is_approved:
-            said = "nobody could be asked" if reply is None else "the person did not agree"
+            has_declined = reply is not None and reply.action == "decline"
+            said = "the person declined" if has_declined else "the person did not agree"
+            said = "nobody could be asked" if reply is None else said
             if reply is None and inspection.in_console:
                 said = f"{said}, because it has to be allowed at the server's inbox and nobody looks at that"
-            raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=HINT)
+            raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=DECLINED_HINT if has_declined else HINT)
     elif "warn" in decisions:
         record("allowed")
     own = [f"the policy warns: {inspection_text(inspection)}"] if inspection.decision == "warn" else []

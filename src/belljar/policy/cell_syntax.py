@@ -66,10 +66,12 @@ _TRANSFORMER_ERRORS = (SyntaxError, ValueError, IndexError, AssertionError, toke
 class Unreadable(Exception):
     """The code is not Python as this server's interpreter knows it."""
 
-    def __init__(self, line: int, reason: str) -> None:
+    def __init__(self, line: int, reason: str, error: SyntaxError | None = None) -> None:
         super().__init__(reason)
         self.line = line
         self.reason = reason
+        self.error = error
+        """Python's own error, where it is one of syntax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ def _parsed(text: str, first_line: int) -> ast.Module:
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except SyntaxError as error:
-        raise Unreadable(first_line - 1 + (error.lineno or 1), error.msg or "invalid syntax") from None
+        raise Unreadable(first_line - 1 + (error.lineno or 1), error.msg or "invalid syntax", error) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(first_line, str(error) or "nested too deeply") from None
     return ast.increment_lineno(tree, first_line - 1) if first_line > 1 else tree

@@ -45,6 +45,8 @@ class Inspection:
     """The reason that each finding's rule gives, in the order of the findings."""
     in_console: bool = False
     """Whether one of the rules wants its question answered outside the client."""
+    syntax_error: SyntaxError | None = None
+    """Why the cell cannot be read, where that is an error of syntax: then no rule has found anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Inspector:
             reading = read_cell(code)
         except Unreadable as error:
             what = f"cannot be read as Python: {error.reason}"
-            return Inspection("deny", (Finding(error.line, 0, what, UNREADABLE),), ("",))
+            finding = Finding(error.line, 0, what, UNREADABLE)
+            return Inspection("deny", (finding,), ("",), syntax_error=error.error)
         found = dict.fromkeys(self._findings(reading, names, 0))
         rules = {checks.name: checks.rule for checks in self._checks}
         decided: list[tuple[Decision, Finding]] = [(self._decision(rules, finding), finding) for finding in found]
