@@ -24,9 +24,13 @@ def refused(action):
 str([open('/mnt/sales/q1.csv').read(), refused(lambda: open('/mnt/sales/new', 'w')),
  refused(lambda: os.chmod('/mnt/sales/q1.csv', 0o777)),
  refused(lambda: open('/mnt/out/' + os.urandom(8).hex(), 'x').write('x')),
+ refused(lambda: os.chmod(open('/mnt/out/' + os.urandom(8).hex(), 'x').name, 0o4755)),
  sorted(os.listdir('/mnt'))])
 """
-SEEN = repr("['a,b\\n1,2\\n', 'Read-only file system', 'Read-only file system', 'done', ['data', 'out', 'sales']]")
+SEEN = repr(
+    "['a,b\\n1,2\\n', 'Read-only file system', 'Read-only file system', 'done', 'Operation not permitted', "
+    "['data', 'out', 'sales']]"
+)
 
 
 def shown_folders(root: Path) -> dict[str, object]:

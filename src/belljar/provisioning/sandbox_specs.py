@@ -71,6 +71,7 @@ class SpecBuilder:
             limits=limits_of(self._settings),
             identity=folders.identity,
             devices=view.devices,
+            keeps_set_ids=True,
         )
 
     def zygote_spec(self, environment: Environment, name: str, folder: Path) -> SandboxSpec:
@@ -84,6 +85,7 @@ class SpecBuilder:
             readable=(*environment.readable, FOLDER, *self._shown(), *self.gpus.readable()),
             folders=self._host_folders.all(),
             limits=limits_of(self._settings),
+            keeps_set_ids=True,
         )
 
     def _shown(self) -> tuple[Path, ...]:

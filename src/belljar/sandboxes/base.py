@@ -104,6 +104,9 @@ class SandboxSpec:
     nested_folder: Path | None = None
     """For a forkable sandbox: the folder that has the folders of all that are nested in it. Like theirs, it must let
     others pass through it (`o+x`). None means the folder two levels above the workspace."""
+    keeps_set_ids: bool = False
+    """Whether code may give its files set-user-ID and set-group-ID bits, as archives have them. Only where nobody but
+    the server's user can reach a file of the sandbox from outside; inside, such bits mean nothing."""
     folders: Sequence[HostFolder] = ()
     """The user's folders, which a provider with `shows_folders` shows at their `inside`."""
 
@@ -305,6 +308,16 @@ class FolderProvider(Protocol):
     shows_folders: Literal["mounted", "as they are"]
     """Whether they are at their paths inside, read-only where they should be; or, where nothing is isolated, at the
     host's paths, and nothing keeps code from writing what the server's user can write."""
+
+
+@runtime_checkable
+class HostPathProvider(Protocol):
+    """A provider whose sandboxes see the session folder at the host's path, and perhaps at `WORKSPACE` too."""
+
+    @property
+    def shows_workspace(self) -> bool:
+        """Return whether they see it at `WORKSPACE`. If not, no text for clients names that path."""
+        ...
 
 
 class InstalledProvider(Provider, Protocol):

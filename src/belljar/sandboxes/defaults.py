@@ -1,6 +1,7 @@
 """What the sandboxes and providers of belljar have in common, to inherit or to call. A provider need not use it."""
 
 import asyncio
+import os
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
@@ -53,6 +54,21 @@ def check_folders(spec: SandboxSpec) -> None:
     for path in (spec.workspace, spec.scratch, *spec.readable):
         if not path.exists():
             raise SandboxUnavailable(f"Folder for the sandbox is missing: {path}")
+
+
+def may_keep_set_ids(spec: SandboxSpec, identity: Identity | None) -> bool:
+    """Return whether `keeps_set_ids` is asked for, and such files can be of no use to anybody outside the sandbox.
+
+    A folder above the session's must be closed to all but the server's user, and no other folder of the host may be
+    writable. A session that is the host's root has no such files at all, because an operator may copy them.
+    """
+    if not spec.keeps_set_ids or any(folder.is_writable for folder in spec.folders):
+        return False
+    own = os.geteuid()
+    above = [folder.stat() for folder in spec.workspace.resolve().parents]
+    return (own != 0 or identity is not None) and any(
+        status.st_uid == own and not status.st_mode & 0o077 for status in above
+    )
 
 
 def is_within(path: str, tree: str) -> bool:

@@ -132,24 +132,24 @@ def container_profile() -> dict[str, Any]:
 
 
 @cache
-def load_filter() -> Filter:
-    """Return the filter for this machine, built at the first call."""
+def load_filter(*, keeps_set_ids: bool = False) -> Filter:
+    """Return the filter for this machine, built at the first call. See `SandboxSpec` for `keeps_set_ids`."""
     try:
         # The import looks for libseccomp, takes 20 to 60 ms, and raises RuntimeError where there is none.
         import pyseccomp  # pyright: ignore[reportMissingTypeStubs]
     except (ImportError, RuntimeError, OSError) as error:
         return Filter(complaint=f"libseccomp cannot be loaded ({error})")
     try:
-        return Filter(_build(pyseccomp))
+        return Filter(_build(pyseccomp, keeps_set_ids=keeps_set_ids))
     except (OSError, ValueError) as error:
         return Filter(complaint=f"libseccomp builds no filter on {platform.machine()} ({error})")
 
 
-def _build(library: Any) -> bytes:
+def _build(library: Any, *, keeps_set_ids: bool = False) -> bytes:
     program = library.SyscallFilter(library.ALLOW)
     # 32-bit and x32 calls have other numbers, which would get past the rules, so all of them get ENOSYS.
     program.set_attr(library.Attr.ACT_BADARCH, library.ERRNO(errno.ENOSYS))
-    for rule in _rules():
+    for rule in _rules(keeps_set_ids=keeps_set_ids):
         conditions = [library.Arg(a, getattr(library, how), v, m) for a, how, v, m in rule.conditions]
         program.add_rule(library.ERRNO(rule.error), _number(library, rule.call), *conditions)
     with os.fdopen(os.memfd_create("belljar-filter"), "w+b") as file:
@@ -168,7 +168,7 @@ def _number(library: Any, call: str) -> int:
     return _NUMBERS[call]
 
 
-def _rules() -> Iterator[_Rule]:
+def _rules(*, keeps_set_ids: bool = False) -> Iterator[_Rule]:
     for calls in _REFUSED.values():
         for call in calls:
             yield _Rule(errno.EPERM, call)
@@ -176,7 +176,8 @@ def _rules() -> Iterator[_Rule]:
     yield from _clone_rules()
     yield from _personality_rules()
     yield from _socket_rules()
-    yield from _set_id_rules()
+    if not keeps_set_ids:
+        yield from _set_id_rules()
     for request in _TERMINAL_REQUESTS.values():
         # Masked, because the kernel looks at the lower half only, so bits in the upper half would get past the rule.
         yield _Rule(errno.EPERM, "ioctl", (_Condition(1, "MASKED_EQ", _INT, request),))
@@ -217,9 +218,9 @@ _CREATING = (os.O_CREAT, getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY
 
 
 def _set_id_rules() -> Iterator[_Rule]:
-    """Refuse set-user-ID and set-group-ID files: in a writable folder of the host, whoever ran one would be the server.
+    """Refuse set-user-ID and set-group-ID files.
 
-    Within the sandbox such bits mean nothing, so nobody misses them.
+    In a folder of the host that others can reach, whoever ran one would be the server.
     """
     for bit in _SET_IDS:
         for call, mode in _MODES.items():

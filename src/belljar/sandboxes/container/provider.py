@@ -26,7 +26,7 @@ from belljar.sandboxes.base import HostCheck, Identity, Limits, Sandbox, Sandbox
 from belljar.sandboxes.cgroup_discovery import ControlGroups
 from belljar.sandboxes.container.engines import ContainerEngine, find_engines
 from belljar.sandboxes.container.sandbox import ContainerSandbox, sweep
-from belljar.sandboxes.defaults import check_folders
+from belljar.sandboxes.defaults import check_folders, may_keep_set_ids
 from belljar.sandboxes.host_users import HostUsers, find_host_users, hand_over
 from belljar.sandboxes.limits import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import open_content
@@ -124,6 +124,7 @@ class ContainerProvider:
     def _new_sandbox(
         self, engine: ContainerEngine, spec: SandboxSpec, on_close: Callable[[], None] = lambda: None
     ) -> ContainerSandbox:
+        spec = replace(spec, keeps_set_ids=may_keep_set_ids(spec, spec.identity))
         return ContainerSandbox(
             engine, self._image, spec, self._enforcer.enforce(spec.session_id, spec.limits), on_close=on_close
         )

@@ -53,9 +53,8 @@ class ContainerSandbox(SandboxBase):
         """Start a command in a new container; return once the container's first process has it."""
         self._check_open()
         descriptors = {1: stdout, 2: stderr} | {number: number for number in pass_fds}
-        order = StartOrder(
-            command, environment, WORKSPACE, descriptors, load_filter().program, _numbers_of(self.spec.folders)
-        )
+        program = load_filter(keeps_set_ids=self.spec.keeps_set_ids).program
+        order = StartOrder(command, environment, WORKSPACE, descriptors, program, _numbers_of(self.spec.folders))
         order.check()
         name = f"{_prefix(os.getpid())}{secrets.token_hex(8)}"
         run_arguments = RunArguments(self._engine, self._image, self.spec, name, [f"{LABEL}={_numbers()}"])

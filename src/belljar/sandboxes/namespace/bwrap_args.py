@@ -21,6 +21,7 @@ from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH, is_within
 from belljar.sandboxes.machine_files import ETC, machine_files
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command
+from belljar.sandboxes.seccomp import load_filter
 
 NESTED = "/run/nested"
 """The folder for the files of a command that makes namespaces of its own, and then covers them for what runs inside."""
@@ -175,7 +176,9 @@ def bubblewrap_command(
     arguments_fd = open_content(encode(options), stack)
     words, descriptors = ["--args", str(arguments_fd)], [arguments_fd, *files.values(), *shared.values()]
     if hardening.program:
-        program = open_content(hardening.program, stack)
+        # The same rules, but for the mode of files.
+        lenient = load_filter(keeps_set_ids=True).program if spec.keeps_set_ids else b""
+        program = open_content(lenient or hardening.program, stack)
         words += ["--seccomp", str(program)]
         descriptors.append(program)
     return BwrapCommand([*words, "--", *dropping, *command], descriptors)

@@ -184,6 +184,7 @@ def _words_of(spec: SandboxSpec) -> dict[str, Any]:
         "devices": {inside: str(path) for inside, path in spec.devices.items()},
         "limits": asdict(spec.limits),
         "identity": [spec.identity.uid, spec.identity.gid] if spec.identity else None,
+        "keeps_set_ids": spec.keeps_set_ids,
     }
 
 
@@ -199,4 +200,5 @@ def _spec_of(words: dict[str, Any]) -> SandboxSpec:
         devices={inside: Path(path) for inside, path in words.get("devices", {}).items()},
         limits=Limits(**words["limits"]),
         identity=Identity(*words["identity"]) if words["identity"] else None,
+        keeps_set_ids=words.get("keeps_set_ids", False),
     )

