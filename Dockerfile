@@ -47,10 +47,11 @@ RUN --mount=type=cache,target=/root/.cache/uv \
  && ln -s /opt/belljar/bin/belljar /usr/local/bin/belljar
 
 # No VOLUME: in the `container` sandbox nothing but the session's own folders may be written. A named volume at /data
-# takes over this folder's owner.
+# takes over this folder's owner. /mnt is the user's, so that a session can see its folder at /mnt/data where the engine
+# forbids mounts.
 RUN echo "belljar:x:1000:1000::/home/belljar:/bin/sh" >> /etc/passwd \
  && echo "belljar:x:1000:" >> /etc/group \
- && mkdir -m 700 /data && mkdir -p /home/belljar && chown 1000:1000 /data /home/belljar
+ && mkdir -m 700 /data && mkdir -p /home/belljar /mnt && chown 1000:1000 /data /home/belljar /mnt
 
 ENV BELLJAR_DATA_DIRECTORY=/data \
     BELLJAR_DOWNLOAD_DIRECTORY=/data/downloads \

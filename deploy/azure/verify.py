@@ -22,6 +22,17 @@ ADVICE = {
     503: "no container is ready yet: wait, or raise readySessions",
 }
 
+# By the path that Azure's clients use, and by the working directory: both are the session's folder.
+WRITE_AND_READ = """
+import pathlib
+try:
+    pathlib.Path("/mnt/data/verify.txt").write_text("kept")
+    print(pathlib.Path("verify.txt").read_text())
+    pathlib.Path("verify.txt").unlink()
+except OSError as error:
+    print(error)
+"""
+
 
 class Broken(Exception):
     """A piece that is not in order, and what to do about it."""
@@ -82,7 +93,13 @@ async def check_pool(settings: KitSettings, token: str) -> list[tuple[str, Calla
             raise Broken(f"10! is told as {printed[:80]!r}")
         return "10! = 3628800"
 
-    return [("container", health), ("tools", tools), ("code", code)]
+    async def files() -> str:
+        written = await pool.run(WRITE_AND_READ)
+        if written.strip() != "kept":
+            raise Broken(f"no file can be kept in /mnt/data, the path that Azure's clients write: {written[-200:]!r}")
+        return "/mnt/data is the session's folder"
+
+    return [("container", health), ("tools", tools), ("code", code), ("files", files)]
 
 
 def check_project(settings: KitSettings) -> str:

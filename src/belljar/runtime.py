@@ -34,7 +34,7 @@ from belljar.provisioning.host_folders import open_host_folders
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import OwnProviders, open_provider
-from belljar.sandboxes.base import Provider
+from belljar.sandboxes.base import HostPathProvider, Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sandboxes.host_memory import memory_shortage
 from belljar.servers import Run, is_living, other_servers, run_folder, watching_servers
@@ -43,6 +43,7 @@ from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover
 from belljar.settings import Settings
+from belljar.settings.azure import AZURE
 from belljar.skills.library import SkillLibrary, open_library
 from belljar.skills.session_view import shown_skills
 from belljar.supervisor import has_supervisor, open_supervisor
@@ -124,6 +125,12 @@ class Runtime:
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
     """The operator's skills and what agents saved; None where there are neither."""
+
+    @property
+    def shows_workspace(self) -> bool:
+        """Return whether sessions see their folder at /mnt/data. If not, no text for clients may name that path."""
+        is_remote = self.settings.environment == AZURE
+        return is_remote or not isinstance(self.provider, HostPathProvider) or self.provider.shows_workspace
 
 
 @asynccontextmanager

@@ -48,7 +48,13 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def url(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    chosen = {"BELLJAR_SURFACES": "foundry", "BELLJAR_API_KEYS": f"platform:{KEY}"}
+    # The sandbox and the number of sessions are those of the template.
+    chosen = {
+        "BELLJAR_SURFACES": "foundry",
+        "BELLJAR_API_KEYS": f"platform:{KEY}",
+        "BELLJAR_SANDBOX": "process",
+        "BELLJAR_MAX_SESSIONS": "1",
+    }
     with live_server(tmp_path_factory.mktemp("server"), default_environment.python, **chosen) as url:
         yield f"{url}?identifier=belljar-agent"
 
@@ -92,6 +98,7 @@ def test_every_piece_of_a_deployment_is_checked(python: Path, url: str, tmp_path
         wrong = run(python, "verify.py", endpoint, authority, url.replace("/mcp", "/mpc"))
     assert answer.returncode == 0, answer.stdout + answer.stderr[-3000:]
     assert "code: 10! = 3628800" in answer.stdout
+    assert "files: /mnt/data is the session's folder" in answer.stdout
     assert "connection: belljar-interpreter" in answer.stdout
     assert wrong.returncode == 1
     assert "FAIL" in wrong.stderr

@@ -67,6 +67,33 @@ async def test_under_the_engines_own_rules_it_serves_one_owner_and_says_what_is_
         assert "The container is the only wall" in said
 
 
+NO_NAMESPACES = {
+    "defaultAction": "SCMP_ACT_ALLOW",
+    "syscalls": [{"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
+}
+WRITE = "import os\nopen('/mnt/data/x', 'w').write('kept')\nopen('x').read(), os.listdir('/mnt/data')"
+
+
+@pytest.mark.parametrize("sessions", ["1", "4"])
+@pytest.mark.parametrize("may_mount", [True, False], ids=["mounts", "no mounts"])
+async def test_files_are_in_mnt_data_where_the_container_is_the_only_wall(
+    image: str, tmp_path: Path, sessions: str, may_mount: bool
+) -> None:
+    (rules := tmp_path / "rules.json").write_text(json.dumps(NO_NAMESPACES))
+    options = () if may_mount else ("--security-opt", f"seccomp={rules}")
+    chosen = ("-e", f"BELLJAR_MAX_SESSIONS={sessions}", "-e", "BELLJAR_SANDBOX=process")
+    async with over_stdio(image, *options, *chosen) as client:
+        (tool,) = [tool for tool in (await client.list_tools()).tools if tool.name == "execute_code"]
+        is_shown = may_mount or sessions == "1"
+        assert ("/mnt/data" in (tool.description or "")) == is_shown
+        for _ in range(2):
+            answer = await client.call_tool("execute_code", {"code": WRITE})
+            told = answer.structured_content or {}
+            assert told.get("result") == ("('kept', ['x'])" if is_shown else None), answer
+            if sessions == "1":
+                await client.call_tool("clear_session", {"session_id": told["session_id"]})
+
+
 async def test_the_surface_is_chosen_by_a_variable(image: str) -> None:
     async with over_stdio(image, *NESTED, "-e", "BELLJAR_SURFACES=executor") as client:
         assert "initialize_code_file" in [tool.name for tool in (await client.list_tools()).tools]

@@ -8,6 +8,9 @@ import pytest
 from trials import ENVIRONMENT, PYTHON, Opener, read_to_end, read_until, run, usable
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.sandboxes import data_path
+from belljar.sandboxes.data_path import DataPath
+from belljar.sandboxes.process import ProcessProvider
 
 DAEMON = """
 import os, signal
@@ -50,6 +53,60 @@ async def test_one_sandbox_ends_its_own_daemons_only(open_sandbox: Opener) -> No
     os.kill(daemons[1], signal.SIGCONT)
     await sandboxes[1].aclose()
     assert await read_to_end(readings[1]) == ""
+
+
+LOOK = """
+import os
+open('/mnt/data/own', 'a').close()
+for folder in ('/mnt/data', '.'): print(sorted(os.listdir(folder)))
+"""
+
+
+@pytest.mark.anyio
+async def test_each_session_sees_its_own_folder_at_the_path_that_clients_write(open_sandbox: Opener) -> None:
+    provider = usable("process")
+    assert isinstance(provider, ProcessProvider)
+    if not provider.shows_workspace:
+        pytest.skip("nothing can be mounted here")
+    before = Path("/mnt/data").exists()
+    for name in ("one", "two"):
+        sandbox, folders = await open_sandbox(provider)
+        (folders.workspace / name).touch()
+        outcome = await run(sandbox, LOOK)
+        assert (outcome.status, outcome.output) == (0, f"{sorted([name, 'own'])}\n" * 2)
+    assert Path("/mnt/data").exists() == before
+
+
+@pytest.mark.anyio
+async def test_where_nothing_can_be_mounted_a_link_is_for_one_session_at_a_time(
+    open_sandbox: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data"
+    monkeypatch.setattr(data_path, "WORKSPACE", str(path))
+    monkeypatch.setattr(DataPath, "_can_mount", False)
+    assert not DataPath().is_shown
+    provider = ProcessProvider(data_path=DataPath(is_for_one=True))
+    assert provider.shows_workspace
+    first, folders = await open_sandbox(provider)
+    assert path.readlink() == folders.workspace
+    await open_sandbox(provider)
+    assert path.readlink() == folders.workspace
+    await first.aclose()
+    assert not path.is_symlink()
+    # As a server leaves it that was killed.
+    path.symlink_to(folders.workspace)
+    _, others = await open_sandbox(provider)
+    assert path.readlink() == others.workspace
+
+
+@pytest.mark.anyio
+async def test_a_folder_with_files_of_somebody_elses_is_never_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_path, "WORKSPACE", str(tmp_path))
+    assert DataPath(is_for_one=True).is_shown == (os.geteuid() == 0)
+    (tmp_path / "theirs").touch()
+    assert not DataPath(is_for_one=True).is_shown
 
 
 @pytest.mark.anyio

@@ -21,6 +21,7 @@ from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.files.private import open_data_directory
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import Provider
+from belljar.sandboxes.data_path import is_in_container
 from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.seccomp import container_profile
 from belljar.settings import Settings, explain, hash_key, load_settings
@@ -29,9 +30,6 @@ ADDRESS = "0.0.0.0:8000"
 NAMES = ["localhost", "127.0.0.1", "[::1]"]
 KEY_FILE = "container-key"
 STRONGEST_FIRST = ("namespace", "gvisor")
-
-MARK = "container"
-"""A variable that containers have by convention; podman sets it, and our image does."""
 
 OPTIONS = "--security-opt seccomp=belljar-seccomp.json --security-opt systempaths=unconfined"
 _ADVICE = f"""Let the engine allow nested namespaces, in which each session is sealed off:
@@ -135,12 +133,6 @@ def choose_sandbox(settings: Settings) -> str:
     raise SandboxUnavailable(
         f"sessions cannot be sealed off from each other here ({'; '.join(complaints)}){owners}", hint=_HINT
     )
-
-
-def is_in_container() -> bool:
-    """Tell whether a container of any engine is around us."""
-    marks = (Path("/.dockerenv"), Path("/run/.containerenv"))
-    return MARK in os.environ or any(mark.exists() for mark in marks)
 
 
 def _is_chosen(name: str) -> bool:

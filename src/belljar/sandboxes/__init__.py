@@ -20,6 +20,7 @@ class OwnProviders:
         """Return what makes them, by name."""
         # Not at the top, because other systems lack modules that these need, and have use for the rest of the package.
         from belljar.sandboxes.container.provider import ContainerProvider
+        from belljar.sandboxes.data_path import DataPath
         from belljar.sandboxes.gvisor.provider import GVisorProvider
         from belljar.sandboxes.limits import Enforcer
         from belljar.sandboxes.microvm import MicroVMProvider
@@ -29,7 +30,7 @@ class OwnProviders:
         enforcer = Enforcer(asks_systemd=settings.systemd_scope)
         return {
             "namespace": lambda: NamespaceProvider(enforcer),
-            "process": lambda: ProcessProvider(enforcer),
+            "process": lambda: ProcessProvider(enforcer, DataPath(is_for_one=settings.max_sessions == 1)),
             "container": lambda: ContainerProvider(settings.container_engine, settings.container_image),
             "gvisor": lambda: GVisorProvider(settings.runsc, enforcer),
             "microvm": lambda: MicroVMProvider(settings.start_timeout_s),

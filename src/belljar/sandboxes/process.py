@@ -2,7 +2,8 @@
 
 For machines that cannot isolate, and for code that is trusted. What a session starts is ended with it as far as
 `process_tree.py` can find it, and with its control group where those can be written. Outside Linux only the process
-group is ended, and nothing is limited. The folder for temporary files is a plain one, so its size is not limited.
+group is ended, and nothing is limited. The folder for temporary files is a plain one, so its size is not limited. The
+session's folder is at its own path, and at /mnt/data where `data_path.py` can show it there.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
 from belljar.sandboxes.child import Child, start_child
+from belljar.sandboxes.data_path import DataPath, unlink
 from belljar.sandboxes.defaults import SandboxBase, WithoutHostUsers
 from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.process_tree import MARK, kill_process_tree
@@ -33,8 +35,14 @@ class ProcessProvider(WithoutHostUsers):
         "everything the user who runs this server can, and egress rules are not enforced"
     )
 
-    def __init__(self, enforcer: Enforcer | None = None) -> None:
+    def __init__(self, enforcer: Enforcer | None = None, data_path: DataPath | None = None) -> None:
         self._enforcer = enforcer or Enforcer()
+        self._data_path = data_path or DataPath()
+
+    @property
+    def shows_workspace(self) -> bool:
+        """See `HostPathProvider`."""
+        return self._data_path.is_shown
 
     @property
     def warning(self) -> str:
@@ -47,7 +55,8 @@ class ProcessProvider(WithoutHostUsers):
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make the sandbox; nothing runs in it yet."""
-        return ProcessSandbox(spec, self._enforcer.enforce(spec.session_id, spec.limits))
+        await asyncio.to_thread(lambda: self._data_path.is_shown)  # starts a process when first asked
+        return ProcessSandbox(spec, self._enforcer.enforce(spec.session_id, spec.limits), self._data_path)
 
 
 class ProcessSandbox(SandboxBase):
@@ -56,7 +65,7 @@ class ProcessSandbox(SandboxBase):
     A shell starts each command, so `PWD`, `OLDPWD` and `SHLVL` do not reach it, and some shells add `_`.
     """
 
-    def __init__(self, spec: SandboxSpec, enforcement: Enforcement) -> None:
+    def __init__(self, spec: SandboxSpec, enforcement: Enforcement, data_path: DataPath) -> None:
         super().__init__(spec)
         self.workspace = str(spec.workspace)
         self.scratch = str(spec.scratch)
@@ -65,6 +74,8 @@ class ProcessSandbox(SandboxBase):
         self.can_spare = sys.platform == "linux"
         self.ends_with_command = False
         self._enforcement = enforcement
+        self._data_path = data_path
+        self._link = data_path.link(spec.workspace)
         self._mark = secrets.token_hex(16)
         self._children: list[Child] = []
 
@@ -87,7 +98,7 @@ class ProcessSandbox(SandboxBase):
         stdin, line = os.pipe()
         try:
             child = start_child(
-                self._enforcement.guarded(command, waits=True),
+                self._enforcement.guarded(self._data_path.command(self.workspace, command), waits=True),
                 environment={**environment, MARK: self._mark},
                 folder=self.workspace,
                 stdin=stdin,
@@ -135,4 +146,7 @@ class ProcessSandbox(SandboxBase):
         """Kill everything and start nothing more; may be called twice."""
         self._is_closed = True
         await self.kill()
+        link, self._link = self._link, None
+        if link is not None:
+            unlink(link, self.spec.workspace)
         await self._enforcement.release()

@@ -1,5 +1,6 @@
 """MCP servers over one runtime: which surfaces a client sees, and at which HTTP path."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 from belljar.surfaces.tools import known_arguments
-from belljar.surfaces.tools_list import Surroundings, small_schema
+from belljar.surfaces.tools_list import Surroundings, small_schema, without_data_path
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.
@@ -69,6 +70,8 @@ class BelljarServer(MCPServer[Any]):
     """Says what code finds where it runs; None where no tool runs code in sessions of ours."""
     skills: SkillTools | None = None
     """Has a prompt for each skill of the caller; None where there are no skills."""
+    names_data_path = True
+    """Whether descriptions of tools may name /mnt/data."""
 
     def add_tool(self, fn: Callable[..., Any], name: str | None = None, *rest: Any, **options: Any) -> None:
         """Add a tool as the SDK does, but refuse a second one of a name, which the SDK would drop with a warning."""
@@ -124,6 +127,9 @@ class BelljarServer(MCPServer[Any]):
         tools = await super().list_tools()
         for tool in tools:
             tool.input_schema = small_schema(tool.input_schema)
+            if not self.names_data_path:
+                tool.description = without_data_path(tool.description or "")
+                tool.input_schema = json.loads(without_data_path(json.dumps(tool.input_schema)))
             if tool.name == "execute_code" and self.surroundings is not None:
                 about = await self.surroundings.text(current_principal())
                 tool.description = f"{tool.description}\n{about}".rstrip()
@@ -200,15 +206,17 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     """Return one MCP server with the given surfaces; the interpreter gets the toolbox too, if there is one."""
     if runtime.toolbox is not None and "interpreter" in surfaces and "toolbox" not in surfaces:
         surfaces = [*surfaces, "toolbox"]
+    instructions = _instructions(surfaces)
     server = BelljarServer(
         "belljar",
         title="belljar",
-        instructions=_instructions(surfaces),
+        instructions=instructions if runtime.shows_workspace else without_data_path(instructions),
         version=own_version(),
         log_level=runtime.settings.log_level,
         extensions=_extensions(runtime, surfaces),
     )
     server.structured = runtime.settings.structured
+    server.names_data_path = runtime.shows_workspace
     add_surfaces(runtime.plugins)
     # belljar's own first, so that no plugin can take the name of one of its tools.
     for implementation in reversed(runtime.plugins.implementations("register_surface")):

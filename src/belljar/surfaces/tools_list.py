@@ -14,6 +14,7 @@ from belljar.environments.packages import check_installed
 from belljar.errors import BelljarError
 from belljar.provisioning.environments import is_elsewhere
 from belljar.runtime import Runtime
+from belljar.sandboxes.base import WORKSPACE
 from belljar.settings.azure import AZURE
 
 NOTABLE = (
@@ -29,6 +30,12 @@ _MAX_NAMED = 16
 _TIMEOUT_S = 1.0
 _UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
 _EMPTY: dict[str, tuple[object, ...]] = {"default": ("", None, False), "minimum": (0,), "exclusiveMinimum": (0,)}
+
+
+def without_data_path(text: str) -> str:
+    """Return a text for clients of a server whose sessions see their folder at no other path than its own."""
+    folder = "the working directory"
+    return text.replace(f"{folder}, {WORKSPACE}", folder).replace(WORKSPACE, folder)
 
 
 def small_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Files:
 
     def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
         self._settings = runtime.settings
+        self._shows_workspace = runtime.shows_workspace
         self._identified = identified
         # An upload in base64 within a data: URL, and the JSON around it.
         self._most_json_bytes = runtime.settings.max_upload_bytes * 4 // 3 + 1024 * 1024
@@ -60,7 +61,8 @@ class Files:
         link = (
             call.url("files", identifier=call.identifier, **query, after=next_after) if next_after is not None else None
         )
-        fields = sorted((entry_fields(entry) for entry in entries), key=lambda each: (each["directory"], each["name"]))
+        fields = [self._fields(folder, entry) for entry in entries]
+        fields.sort(key=lambda each: (each["directory"], each["name"]))
         return json_response({"value": fields, "nextLink": link})
 
     async def create(self, call: Call) -> Response:
@@ -72,7 +74,7 @@ class Files:
         if is_json and not first.lstrip().startswith(b"--"):
             return await self._fetch(call, await call.parse(whole, self._most_json_bytes))
         entry = await self.upload(call, call.query.get("path", ""), whole)
-        return json_response(entry_fields(entry))
+        return json_response(self._fields(await self.folder(call), entry))
 
     async def _fetch(self, call: Call, fields: dict[str, Any]) -> Response:
         """Bring in what a data: or https: URL has."""
@@ -84,11 +86,11 @@ class Files:
                 content = await decode_upload(url=url, max_bytes=self._settings.max_upload_bytes)
                 await session.write_file(name, content)
                 entry = await asyncio.to_thread(session.workspace.look_at, name)
+                return json_response(self._fields(session.workspace, entry))
             except InvalidPath as error:
                 raise problem_of(error, "name") from None
             except BelljarError as error:
                 raise problem_of(error, "url") from None
-        return json_response(entry_fields(entry))
 
     async def send(self, call: Call, name: str) -> Response:
         """Answer `POST /files/{name}/send`: the host puts a file to a URL, under the egress rules."""
@@ -121,13 +123,16 @@ class Files:
                 # A file may itself be called `content`.
                 if problem.status != 404:
                     raise
-        return json_response(entry_fields(await self.entry(folder, self.path(call, name))))
+        return json_response(self._fields(folder, await self.entry(folder, self.path(call, name))))
 
     async def remove(self, call: Call, name: str) -> Response:
         """Answer `DELETE /files/{name}`."""
         session = await self._identified.reach(call.identifier, call.principal)
         await self._first(session.workspace.delete, self.path(call, name))
         return Response(status_code=204)
+
+    def _fields(self, folder: Workspace, entry: FileEntry | FolderEntry) -> dict[str, Any]:
+        return entry_fields(entry, SANDBOX_ROOT if self._shows_workspace else str(folder.root))
 
     # Steps that the old form shares
 
@@ -193,8 +198,8 @@ class Files:
             raise problem_of(error, "path") from None
 
 
-def entry_fields(entry: FileEntry | FolderEntry) -> dict[str, Any]:
-    """Return an entry as the new versions have it."""
+def entry_fields(entry: FileEntry | FolderEntry, root: str) -> dict[str, Any]:
+    """Return an entry as the new versions have it; `root` is where code sees the session's folder."""
     path = PurePosixPath(entry.name)
     is_file = isinstance(entry, FileEntry)
     return {
@@ -203,7 +208,7 @@ def entry_fields(entry: FileEntry | FolderEntry) -> dict[str, Any]:
         "contentType": entry.mime_type if is_file else None,
         "sizeInBytes": entry.size if is_file else 0,
         "lastModifiedAt": iso_ms(entry.mtime_ns / 1e9),
-        "directory": f"{SANDBOX_ROOT}/{path.parent}" if path.parent.name else SANDBOX_ROOT,
+        "directory": f"{root}/{path.parent}" if path.parent.name else root,
     }
 
 
