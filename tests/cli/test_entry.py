@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import distribution, version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,21 @@ def test_python_dash_m_belljar_is_the_command() -> None:
 def test_the_command_has_the_name_of_the_package_too() -> None:
     names = {point.name for point in distribution("belljar-mcp").entry_points if point.value == "belljar.cli:main"}
     assert names == {"belljar", "belljar-mcp"}
+
+
+@pytest.mark.parametrize("words", [["config"], ["reference", "cli"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_command_whose_output_nobody_reads_ends_quietly(place: Path, words: list[str], is_buffered: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    variables = os.environ | ({} if is_buffered else {"PYTHONUNBUFFERED": "1"})
+    command = [sys.executable, "-m", "belljar", *words]
+    try:
+        answer = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=variables)
+    finally:
+        os.close(writing)
+    # As a shell reports a process that SIGPIPE has killed.
+    assert (answer.returncode, answer.stderr) == (141, "")
 
 
 def test_a_user_in_no_passwd_file_and_without_a_home_has_the_root_folder_for_one() -> None:

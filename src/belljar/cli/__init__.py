@@ -18,7 +18,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from belljar.cli.streams import guard_streams, indented, reset_colours
+from belljar.cli.streams import BROKEN_PIPE, guard_streams, indented, reset_colours
 from belljar.errors import BelljarError, UsageError
 
 
@@ -257,18 +257,34 @@ GROUPS: dict[str, CommandGroup] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exit with 2 for an error that the caller can mend, with 1 for any other."""
-    guard_streams()
+    """Run one command; exit with 2 for an error that the caller can mend, with 1 for any other.
+
+    Where nobody reads the output any more, as behind `| head`, it ends without a word and with the status of SIGPIPE.
+    """
+    streams = guard_streams()
     _ensure_home()
     try:
+        status = _run(arguments)
+        streams[0].flush()
+    except BrokenPipeError:
+        status = BROKEN_PIPE
+    finally:
+        reset_colours()
+    # A broken pipe that our parser of arguments has caught is status 1 to it.
+    sys.exit(BROKEN_PIPE if any(stream.is_unread for stream in streams) else status)
+
+
+def _run(arguments: Sequence[str] | None) -> int | str | None:
+    try:
         application()(arguments, prog_name="belljar")
+    except SystemExit as end:
+        return end.code
     except BelljarError as error:
         print(f"error: {indented(error.message)}", file=sys.stderr)
         if error.hint:
             print(f"hint: {indented(error.hint)}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    finally:
-        reset_colours()
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
 
 
 def _ensure_home() -> None:

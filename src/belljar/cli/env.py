@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from belljar.cli.progress import ProgressBar, Spinner
-from belljar.cli.streams import indented, print_output, table
+from belljar.cli.streams import indented, table, write_output
 from belljar.control import ask_servers
 from belljar.environments import Environment, known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
@@ -192,8 +192,9 @@ def create_from(settings: Settings, names: Sequence[str], file: Path) -> int:
         raise InvalidArgument(str(error), hint="Give it another name") from error
     status = _create(settings.model_copy(update={"environments": named}), [name])
     if not status and not known:
-        print_output(
-            f"\n[environments.{json.dumps(name)}]\nkind = {json.dumps(kind)}\nfile = {json.dumps(entry.file)}\n"
+        write_output(
+            sys.stdout,
+            f"\n[environments.{json.dumps(name)}]\nkind = {json.dumps(kind)}\nfile = {json.dumps(entry.file)}\n",
         )
         print(f"hint: Put these lines into {config_files()[-1]}, so that sessions can have it", file=sys.stderr)
     return status
@@ -237,8 +238,11 @@ def lock(settings: Settings, session: str) -> int:
     interpreter = inspect_interpreter(Path(found.python))
     layer = settings.data_directory / "sessions" / entry.id / "layer"
     if is_conda(interpreter.prefix):
-        return print_output(conda_lock(interpreter, entry.environment, settings.conda_channels, layer))
-    return print_output(lock_of(describe(entry.environment, interpreter), layer))
+        text = conda_lock(interpreter, entry.environment, settings.conda_channels, layer)
+    else:
+        text = lock_of(describe(entry.environment, interpreter), layer)
+    write_output(sys.stdout, text)
+    return 0
 
 
 def _names(settings: Settings) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from belljar.cli.saved_outputs import write_file
-from belljar.cli.streams import print_output
+from belljar.cli.streams import write_output
 from belljar.control import ask_sessions
 from belljar.errors import InvalidArgument
 from belljar.journal.archive import Archive, open_archive
@@ -107,7 +107,8 @@ def _export(data_directory: Path, request: ExportRequest) -> int:
     if missing:
         print(f"warning: {len(missing)} displays are no longer on disk and left out", file=sys.stderr)
     if request.path is None:
-        return print_output(text)
+        write_output(sys.stdout, text)
+        return 0
     write_file(request.path, text.encode(errors="replace"), force=request.force)
     _write_album(request.path.parent / album.folder, album, force=request.force)
     count = len(notebook.cells)

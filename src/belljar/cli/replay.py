@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from belljar.cli.notebooks import StoredCell, StoredNotebook, read_notebook
 from belljar.cli.progress import ProgressBar
 from belljar.cli.run import interrupt_on_sigint, prepare_environment, single_session_settings
 from belljar.cli.saved_outputs import display_in, write_file
-from belljar.cli.streams import log_to_stderr, print_output
+from belljar.cli.streams import log_to_stderr, write_output
 from belljar.cli.terminal import INTERRUPTED
 from belljar.errors import BelljarError, InvalidArgument, LimitError, UsageError
 from belljar.handles import SessionHandle
@@ -109,10 +110,10 @@ def _replay(settings: Settings, request: ReplayRequest) -> int:
     if request.output is not None:
         write_file(request.output, _executed(notebook, runs), force=request.force)
     as_json = json.dumps([asdict(report) for report in reports], indent=2) + "\n"
-    broken = print_output(as_json if request.as_json else _text(reports))
+    write_output(sys.stdout, as_json if request.as_json else _text(reports))
     if any(run.result.status == "interrupted" for run in runs.values()):
         return INTERRUPTED
-    return broken or int(any(report.verdict in ("different", "failed", "not run") for report in reports))
+    return int(any(report.verdict in ("different", "failed", "not run") for report in reports))
 
 
 def _check_language(path: Path, notebook: StoredNotebook, settings: Settings) -> None:

@@ -18,7 +18,7 @@ import typer
 
 from belljar.api import open_session
 from belljar.cli.saved_outputs import OutputSaver, check_folder
-from belljar.cli.streams import BROKEN_PIPE, discard_stdout, log_to_stderr
+from belljar.cli.streams import log_to_stderr
 from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status, is_input_piped
 from belljar.environments import prepare
 from belljar.errors import InvalidArgument
@@ -123,9 +123,6 @@ def run(settings: Settings, request: RunRequest) -> int:
         return asyncio.run(_run(settings, request))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
-    except BrokenPipeError:
-        discard_stdout()
-        return BROKEN_PIPE
 
 
 async def _run(settings: Settings, request: RunRequest) -> int:

@@ -17,7 +17,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from belljar.outputs.terminal_text import without_escapes
@@ -142,6 +143,8 @@ class GuardedStream:
     def __init__(self, stream: TextIO, colours: ColourState) -> None:
         self.stream = stream
         self.colours = colours
+        self.is_unread = False
+        """Whether whoever read the stream is gone, as `head` is when it has seen enough."""
         self._unfinished = ""
 
     def write(self, text: str) -> int:
@@ -150,8 +153,14 @@ class GuardedStream:
         shown = self._encodable(own_text(text))
         if shown:
             self.colours.reset()
-        self.stream.write(shown)
+        with self._noticing_its_end():
+            self.stream.write(shown)
         return len(text)
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        with self._noticing_its_end():
+            self.stream.flush()
 
     def writelines(self, lines: Any) -> None:
         """Write lines of ours."""
@@ -168,8 +177,19 @@ class GuardedStream:
                 text, self._unfinished = text[: unfinished.start()], unfinished[0]
             text = shown_output(text)
             self.colours.update(self.stream, text)
-        self.stream.write(self._encodable(text))
-        self.stream.flush()
+        with self._noticing_its_end():
+            self.stream.write(self._encodable(text))
+            self.stream.flush()
+
+    @contextmanager
+    def _noticing_its_end(self) -> Generator[None]:
+        """Note a broken pipe, and write to /dev/null from there on, because Python would report it again at exit."""
+        try:
+            yield
+        except BrokenPipeError:
+            self.is_unread = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            raise
 
     def _encodable(self, text: str) -> str:
         encoding = self.stream.encoding or "utf-8"
@@ -179,13 +199,15 @@ class GuardedStream:
         return getattr(self.stream, name)
 
 
-def guard_streams() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by filtered streams, for the rest of this process."""
+def guard_streams() -> tuple[GuardedStream, GuardedStream]:
+    """Replace `sys.stdout` and `sys.stderr` by filtered streams, for the rest of this process, and return them."""
     colours = ColourState()
-    if not isinstance(sys.stdout, GuardedStream):
-        sys.stdout = cast("TextIO", GuardedStream(sys.stdout, colours))
-    if not isinstance(sys.stderr, GuardedStream):
-        sys.stderr = cast("TextIO", GuardedStream(sys.stderr, colours))
+    stdout, stderr = (
+        stream if isinstance(stream, GuardedStream) else GuardedStream(stream, colours)
+        for stream in (sys.stdout, sys.stderr)
+    )
+    sys.stdout, sys.stderr = cast("TextIO", stdout), cast("TextIO", stderr)
+    return stdout, stderr
 
 
 def reset_colours() -> None:
@@ -199,21 +221,6 @@ def write_output(stream: TextIO, text: str) -> None:
     """Write output that the person asked for to stdout or stderr."""
     guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
     guarded.write_output(text)
-
-
-def print_output(text: str) -> int:
-    """Write output to stdout; return the exit status, which is `BROKEN_PIPE` when nobody reads stdout any more."""
-    try:
-        write_output(sys.stdout, text)
-    except BrokenPipeError:
-        discard_stdout()
-        return BROKEN_PIPE
-    return 0
-
-
-def discard_stdout() -> None:
-    """Redirect stdout to /dev/null, because Python would report a broken pipe again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def raw_stream(stream: TextIO) -> TextIO:

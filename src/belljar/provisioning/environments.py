@@ -16,7 +16,6 @@ from belljar.environments import Environment, check_name, open_environment
 from belljar.environments.managed import DEFAULT, compile_packages, is_compiled, is_ready, recipe_folder
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
-from belljar.kernels.azure.credentials import check_credential
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 
@@ -37,6 +36,9 @@ def check_pool(settings: Settings) -> None:
             hint="The operator sets azure_endpoint, or AZURE_SUBSCRIPTION_ID, AZURE_RESOURCE_GROUP, AZURE_SESSION_POOL "
             "and AZURE_REGION",
         )
+    # Only sessions in a pool need the package that speaks to one.
+    from belljar.kernels.azure.credentials import check_credential
+
     check_credential(settings)
 
 
