@@ -262,6 +262,18 @@ def test_report_groups_by_section() -> None:
     ]
 
 
+def test_a_narrow_report_is_wrapped_between_words_and_loses_none() -> None:
+    finding = HostFinding(
+        "a", "warn", "a name", "word " * 30 + "/a/path-that-is/longer-than-any-line", "act " * 30, "x\ny"
+    )
+    text, narrow = report([finding]), report([finding], 44)
+    assert narrow.split() == text.split()
+    assert max(len(line) for line in narrow.splitlines() if "longer" not in line) <= 44
+    assert narrow.splitlines()[2].startswith("  warn  a name  word word ")
+    assert all(line.startswith(" " * 16) for line in narrow.splitlines()[3:])
+    assert "\n                  y\n" in narrow
+
+
 def test_what_keeps_sessions_from_outliving_the_server_fails_where_they_shall(
     findings: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

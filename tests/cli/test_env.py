@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from ran_sessions import ran
 
+from belljar.cli import progress
 from belljar.environments import Environment
 from belljar.supervisor import Deposit, open_supervisor
 from live_server import live_server
@@ -75,10 +77,23 @@ def test_json_has_the_packages_and_the_size(belljar: Belljar, town: Path) -> Non
     assert (mine["state"], mine["is_default"]) == ("ready", True)
 
 
+def test_what_takes_long_says_what_it_does_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spinner = progress.Spinner("preparing made")
+    spinner.update("fetching lamp")
+    assert capsys.readouterr().err == "preparing made\n"
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    spinner.update("fetching house,\n 54 MB")
+    spinner.close()
+    assert capsys.readouterr().err == "preparing made: fetching house, 54 MB\n"
+
+
 def test_a_managed_one_is_created_listed_and_removed(belljar: Belljar, town: Path) -> None:
     created = belljar("env", "create", "made")
     assert (created.code, created.out) == (0, "")
-    assert created.err.startswith("preparing made\nmade is ready: Python 3.")
+    # A busy machine has time for lines about the steps.
+    assert re.match(r"preparing made\n(preparing made: .*\n)*made is ready: Python 3\.", created.err)
     made = listed(belljar)["made"]
     assert (made["state"], made["packages"]) == ("ready", {"house": "1.0"})
 

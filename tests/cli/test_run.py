@@ -224,6 +224,7 @@ def test_files_are_copied_in_and_only_what_the_code_changed_comes_out(belljar_ru
         (("--file", "missing.csv", "-c", "1"), "--file missing.csv cannot be read"),
         (("--file", ".", "-c", "1"), "Show whole folders with the setting"),
         (("missing.py",), "missing.py cannot be read"),
+        (("print(1)",), "hint: Code goes after -c: belljar run -c 'print(1)'"),
         (("binary.py",), "binary.py is not UTF-8"),
         (("-c", "1", "--sandbox", "glass"), "glass"),
         (("-c", "1", "--timeout", "0"), "execution_timeout_s"),

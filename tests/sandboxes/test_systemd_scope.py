@@ -110,6 +110,12 @@ def test_nothing_is_asked_where_systemd_does_not_run_or_has_delegated_already(
     assert systemd.calls == []
 
 
+def test_nobody_is_advised_to_run_the_server_as_root(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd_scope, "read_own_group", lambda: None)
+    assert "as root" not in groups_advice()
+    assert "podman run --security-opt" in groups_advice()
+
+
 def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     session = systemd.folder / "user.slice" / "session-1.scope"
     systemd.place(session)

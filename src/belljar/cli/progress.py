@@ -1,40 +1,55 @@
 """Progress on a terminal, drawn on stderr and removed when the work is over; other streams get no progress bars."""
 
 import sys
+import time
 
 from belljar.cli.streams import one_line, raw_stream
 
 _DETAIL_CHARACTERS = 60
+LINE_EVERY_S = 5.0
+"""How often a stream that is no terminal gets a line, in a CI job for example."""
 
 
 class Spinner:
-    """Shows work of unknown length: what is done and for how long. Where stderr is no terminal, it prints one line."""
+    """Shows work of unknown length: what is done and for how long.
+
+    Where stderr is no terminal, it prints one line at the start, and one for the current step every few seconds.
+    """
 
     def __init__(self, what: str) -> None:
         self._bar = None
+        self._what = one_line(what)
+        self._told_at = time.monotonic()
         if not sys.stderr.isatty():
-            print(what, file=sys.stderr, flush=True)
+            print(self._what, file=sys.stderr, flush=True)
             return
         # rich takes 100 ms to import, which a command in a pipe need not pay.
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
+        # On a narrow terminal the detail loses its end, and nothing else anything.
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn(
+                "{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
         )
         console = Console(file=raw_stream(sys.stderr))
-        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        self._task = self._bar.add_task(one_line(what), total=None, detail="")
+        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, expand=True)
+        self._task = self._bar.add_task(self._what, total=None, detail="")
         self._bar.start()
 
     def update(self, detail: str) -> None:
         """Show the current step."""
+        detail = one_line(" ".join(detail.split()))[:_DETAIL_CHARACTERS]
         if self._bar is not None:
-            self._bar.update(self._task, detail=one_line(" ".join(detail.split()))[:_DETAIL_CHARACTERS])
+            self._bar.update(self._task, detail=detail)
+        elif time.monotonic() - self._told_at >= LINE_EVERY_S:
+            self._told_at = time.monotonic()
+            print(f"{self._what}: {detail}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove it from the screen."""

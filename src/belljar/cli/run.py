@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Generator
@@ -100,11 +101,16 @@ def _read_code(file: str | None, code: str | None) -> str:
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file or "").read_bytes()
     except OSError as error:
-        raise InvalidArgument(f"{file} cannot be read: {error.strerror}") from error
+        hint = f"Code goes after -c: belljar run -c {shlex.quote(file)}" if _looks_like_code(file) else ""
+        raise InvalidArgument(f"{file} cannot be read: {error.strerror}", hint=hint) from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _looks_like_code(name: str) -> bool:
+    return not name.endswith((".py", ".ipynb")) and any(sign in name for sign in " ()=+*'\"\n")
 
 
 def single_session_settings(settings: Settings) -> Settings:

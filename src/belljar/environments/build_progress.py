@@ -32,7 +32,7 @@ class BuildProgress:
         elif (found := _FETCHED.match(line)) and found[1] in self._sizes:
             self._fetched.add(found[1])
             self._tell(f"fetched {found[1]}: {self._summary()}")
-        elif line:
+        elif line and not line.startswith("Activate with:"):  # advice for shells, which use no such environment
             self._tell(line)
 
     def _summary(self) -> str:

@@ -56,7 +56,7 @@ def groups_advice(refusal: str = "") -> str:
     """Return the command that gets this process control groups for its sessions; `refusal` is why it has no scope."""
     own = read_own_group()
     if own is None:
-        return "Run the server as root, or in a container that may write control groups"
+        return f"No control groups are mounted here. {_CONTAINER_ADVICE}"
     if not _BOOTED.is_dir():
         return _CONTAINER_ADVICE
     service = next((name for name in reversed(own.parts) if name.endswith(".service")), "user@")
