@@ -302,6 +302,27 @@ async def test_a_session_whose_server_died_meanwhile_is_recovered_by_whoever_is_
         assert (again.status, again.result) == ("ok", "2")
 
 
+async def test_variables_that_come_back_are_not_called_lost_in_the_log(
+    default_environment: Environment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "belljar")
+    async with engine(default_environment, tmp_path) as (_, caller):
+        stopped = (await caller.execute("x = 1")).session_id
+        killed = (await caller.execute("y = 2")).session_id
+    caplog.clear()
+    async with engine(default_environment, tmp_path) as (runtime, _):
+        for session_id in (stopped, killed):  # awake, and without a kernel yet
+            runtime.sessions.get(session_id, "local")
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal, journal:
+        journal.execute("UPDATE sessions SET state = 'live', run = '1-gone' WHERE id = ?", (killed,))
+    async with engine(default_environment, tmp_path) as (_, caller):
+        assert not [line for line in caplog.messages if "lost" in line]
+        assert [line for line in caplog.messages if stopped in line and "sleeps" in line]
+        assert [line for line in caplog.messages if killed in line and "without notice" in line]
+        assert (await caller.execute("x", stopped)).result == "1"
+        assert (await caller.execute("y", killed)).result == "2"
+
+
 async def test_an_execution_that_runs_when_the_server_stops_is_on_record(
     default_environment: Environment, tmp_path: Path
 ) -> None:

@@ -141,7 +141,9 @@ class SessionCloser:
         finally:
             del self._hibernating[session.id]
         self._release_identity(session)
-        outcome = f"{len(report.kept)} variables kept" if report else "its variables are lost"
+        # A session that was to wake, and has not begun to, still has its variables on disk.
+        saved = "its variables are still on disk" if session.folders.state.exists() else "its variables are lost"
+        outcome = f"{len(report.kept)} variables kept" if report else saved
         self._changes.publish("session", "asleep", session.id, session.principal)
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=about(session))

@@ -11,6 +11,7 @@ from belljar.journal.journal import KILLED, ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.models import ExecutionResult, Usage
 from belljar.outputs.summary import Summary
+from belljar.sessions.folders import SessionFolders
 
 ZYGOTE = "zygote-"
 
@@ -46,7 +47,10 @@ def recover(
         why = why_lost(entry)
         end = f"{KILLED}, {why}" if why else KILLED
         records.put_to_sleep(entry.id, end)
-        log.warning("session %s: %s; files are kept, variables are lost", entry.id, end, extra={"session_id": entry.id})
+        # Those of a session that had not woken yet when its server ended, or was saved in case its kernel would end.
+        is_saved = SessionFolders(entry.id, folder / entry.id).state.exists()
+        outcome = "files and variables are on disk" if is_saved else "files are kept, variables are lost"
+        log.warning("session %s: %s; %s", entry.id, end, outcome, extra={"session_id": entry.id})
     for path in folder.glob(f"{ZYGOTE}*"):
         if path.name.split(".")[1:2] != [] and path.name.split(".")[1] not in living:
             remove_tree(path)
