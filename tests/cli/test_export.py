@@ -1,7 +1,9 @@
 import ast
 import base64
+import html
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -29,6 +31,7 @@ from serving_process import http_server, serve_over_http
 Run = Callable[..., Any]
 library: Any = nbformat
 
+_TAG = re.compile(r"<[^<>]*>")
 SCRIPT = "<script>top.document.title = 'TAKEN'; document.title = 'TAKEN'</script>"
 CELLS = [
     "import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('out again')\n6 * 7",
@@ -406,6 +409,27 @@ def test_a_session_in_which_nothing_ran_is_an_empty_notebook(belljar: Run, place
     notebook = library.read(place / "out.ipynb", as_version=4)
     library.validate(notebook)
     assert notebook.cells == []
+
+
+def test_what_a_caller_had_installed_is_in_every_format(belljar: Run, place: Path, data_directory: Path) -> None:
+    async def install() -> None:
+        with open_journal(data_directory / "journal.sqlite") as journal:
+            journal.record_install("cc1", "%pip install humanize 'pandas>=2'")
+
+    anyio.run(install)
+    lines = {
+        "out.ipynb": "%pip install humanize 'pandas>=2'",
+        "out.py": "# %pip install humanize 'pandas>=2'\n",
+        "out.md": "## Cell 1\n\n```python\n%pip install humanize 'pandas>=2'\n```\n",
+        "out.html": "pip install humanize",
+    }
+    for name, line in lines.items():
+        outcome = belljar("export", "cc1", "-o", name, "--data-directory", str(data_directory))
+        assert outcome.err == f"saved {name}: 0 executions\n"
+        assert line in html.unescape(_TAG.sub("", (place / name).read_text())), name
+    library.validate(library.read(place / "out.ipynb", as_version=4))
+    page = (place / "out.html").read_text()
+    assert ("0 executions" in page, "running" in page) == (True, False)
 
 
 def test_a_hint_names_the_latest_sessions(belljar: Run, data_directory: Path) -> None:

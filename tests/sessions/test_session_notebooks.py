@@ -39,6 +39,28 @@ async def test_cells_share_what_text_there_may_be(tmp_path: Path, monkeypatch: p
     assert all("characters left out here]" in text for text in said)
 
 
+async def test_what_a_caller_had_installed_is_a_cell_where_it_was_installed(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "journal.sqlite") as journal:
+        journal.record_install("session", "%pip install first")
+        for number in range(2):
+            journal.submit(ExecutionRecord(f"{number}", "session", "local", f"code {number}", None), time.time())
+            journal.start(f"{number}")
+            journal.record_install("session", f"%pip install 'after>={number}'")
+        journal.record_install("another", "%pip install nothing")
+    cells = read(tmp_path)
+    assert ["".join(cell["source"]) for cell in cells] == [
+        "%pip install first",
+        "code 0",
+        "%pip install 'after>=0'",
+        "code 1",
+        "%pip install 'after>=1'",
+    ]
+    assert [cell["id"] for cell in cells[::2]] == ["install-1", "install-3", "install-5"]
+    with open_journal(tmp_path / "journal.sqlite") as journal:
+        journal.forget_session("session")
+        assert list(journal.installs("session")) == []
+
+
 async def test_one_cell_has_all_its_text_where_there_is_room(tmp_path: Path) -> None:
     keep(tmp_path, OutputEvent(sequence=1, kind="stdout", text="x" * 900_000))
     (cell,) = read(tmp_path)

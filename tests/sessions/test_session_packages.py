@@ -1,5 +1,6 @@
 """Packages from the request to the proof, in real sessions, against an index of our own on loopback."""
 
+import json
 import threading
 import zipfile
 from collections.abc import AsyncGenerator, Iterator
@@ -22,6 +23,7 @@ from belljar.files import disk_usage
 from belljar.files.disk_usage import FolderUsage
 from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
+from belljar.sessions.history import read_notebook
 from belljar.sessions.packages import install_packages
 from belljar.settings import Settings
 from local_index import LocalIndex
@@ -137,6 +139,19 @@ async def test_packages_that_changed_under_a_kernel_are_named(
 
     assert first.restart_needed == []
     assert second.restart_needed == ["house 1.0 → 2.0"]
+
+
+async def test_an_exported_notebook_installs_what_its_session_had_installed(
+    town: int, default_environment: Environment, tmp_path: Path
+):
+    async with session(default_environment, tmp_path) as handle:
+        await handle.execute("before = 1")
+        await handle.install(["house<2", "nowhere-to-be-found", "loud"])
+        await handle.execute("import house")
+        await handle.install(["nowhere-to-be-found"])
+        notebook = json.loads(read_notebook(tmp_path / "data", handle.id, lambda _: None))
+    said = ["".join(cell["source"]) for cell in notebook["cells"]]
+    assert said == ["before = 1", "%pip install 'house<2' loud", "import house"]
 
 
 async def test_a_jupyter_kernel_installs_and_proves_too(town: int, default_environment: Environment):

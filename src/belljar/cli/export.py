@@ -21,7 +21,7 @@ from belljar.errors import InvalidArgument
 from belljar.journal.archive import Archive, open_archive
 from belljar.outputs.export_formats import EXPORT_FORMATS, ExportFormat, ExportOptions, export, format_of_file
 from belljar.outputs.markdown import ImageFiles
-from belljar.outputs.notebook import notebook_of
+from belljar.outputs.notebook import execution_count, notebook_of
 from belljar.settings import load_settings
 
 _KERNEL = "kernel:"
@@ -111,7 +111,7 @@ def _export(data_directory: Path, request: ExportRequest) -> int:
         return 0
     write_file(request.path, text.encode(errors="replace"), force=request.force)
     _write_album(request.path.parent / album.folder, album, force=request.force)
-    count = len(notebook.cells)
+    count = execution_count(notebook)
     print(f"saved {request.path}: {count} execution{'' if count == 1 else 's'}", file=sys.stderr)
     return 0
 

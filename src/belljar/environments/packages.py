@@ -1,5 +1,7 @@
 """What surfaces use for a session's packages: checking, installing, and turning a result into fields."""
 
+import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from pydantic import JsonValue
@@ -20,7 +22,13 @@ __all__ = [
     "describe_packages",
     "install",
     "modules_of",
+    "pip_line",
 ]
+
+
+def pip_line(requirements: Iterable[str]) -> str:
+    """Return the line of a notebook that installs these packages."""
+    return f"%pip install {' '.join(map(shlex.quote, requirements))}"
 
 
 def as_fields(answer: InstallOutcome | PackageStatus) -> dict[str, JsonValue]:

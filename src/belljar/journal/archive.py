@@ -65,12 +65,20 @@ class Archive:
         return next(self._journal.rows("SELECT count(*) FROM executions WHERE session_id = ?", (session_id,)))[0]
 
     def cells(self, session_id: str, *, is_live: Callable[[], bool]) -> Iterator[NotebookCell]:
-        """Yield a session's executions in order; `is_live` is asked, for one without a result, if its server runs."""
+        """Yield a session's executions and installations in order.
+
+        `is_live` is asked, for an execution without a result, if its server runs.
+        """
+        installs: dict[str, list[NotebookCell]] = {}
+        for after, code in self._journal.installs(session_id):
+            installs.setdefault(after, []).append(NotebookCell(code, None, (), is_install=True))
+        yield from installs.get("", ())
         for record in self._journal.of_session(session_id):
             fate = ""
             if record.result is None:
                 fate = "it had not ended when this was exported" if is_live() else f"{KILLED} while it ran"
             yield NotebookCell(record.code, record.result, self._journal.events(record.id), record.is_undone, fate)
+            yield from installs.get(record.id, ())
 
     def display_reader(self, session_id: str) -> Callable[[str], bytes | None]:
         """Return a function that reads a display of a session by its URI, or returns None."""

@@ -51,6 +51,10 @@ _CALL = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (execution_id, number) DO UPDATE SET "
     "state = excluded.state, duration_s = excluded.duration_s, reason = excluded.reason"
 )
+_INSTALL = (
+    "INSERT INTO installs (session_id, after_execution, code) VALUES (?, "
+    "coalesce((SELECT id FROM executions WHERE session_id = ? ORDER BY rowid DESC LIMIT 1), ''), ?)"
+)
 # The most calls of one execution. A loop over a tool would otherwise fill the file with rows that nobody reads.
 MAX_CALLS = 1_000
 _RECORD = (
@@ -124,7 +128,9 @@ class Journal(JournalWriter):
         """Return the rows of a query."""
         self.write_deferred()
         with damage_told(self.note_damage):
-            yield from self._connection.execute(query, values)
+            # No `yield from`, which closes the cursor when a caller stops early, and the journal may be closed by then.
+            for row in self._connection.execute(query, values):  # noqa: UP028
+                yield row
 
     def check_room(self) -> None:
         """Refuse another execution while too much waits to be written."""
@@ -199,6 +205,16 @@ class Journal(JournalWriter):
             return
         what = (call.server, call.tool, call.state, time.time(), call.duration_s, call.reason)
         self.write(_CALL, (execution_id, number, *what))
+
+    def record_install(self, session_id: str, code: str) -> None:
+        """Record an installation behind the executions so far, as a cell that does the same."""
+        self.write(_INSTALL, (session_id, session_id, code))
+        self.commit()
+
+    def installs(self, session_id: str) -> Iterator[tuple[str, str]]:
+        """Yield a session's installations in order, each as the execution before it, if any, and its cell."""
+        query = "SELECT after_execution, code FROM installs WHERE session_id = ? ORDER BY rowid"
+        yield from self.rows(query, (session_id,))
 
     def undo(self, execution_ids: Sequence[str]) -> None:
         """Mark executions as undone, because their session was rewound."""
@@ -296,6 +312,7 @@ class Journal(JournalWriter):
         )
         self.write("DELETE FROM executions WHERE session_id = ?", (session_id,))
         self.write("DELETE FROM questions WHERE session_id = ?", (session_id,))
+        self.write("DELETE FROM installs WHERE session_id = ?", (session_id,))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

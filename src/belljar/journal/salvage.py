@@ -22,7 +22,7 @@ from belljar.journal.damage import is_damage
 from belljar.journal.schema import VERSION, migrate, version_of
 from belljar.models import ExecutionResult
 
-_NUMBERED = ("sessions", "executions", "runs", "steps")
+_NUMBERED = ("sessions", "executions", "runs", "steps", "installs")
 """The tables whose rows have a number of SQLite's, by which one can go on behind a page that cannot be read."""
 _KEYED = {"identifiers": ("principal", "identifier"), "questions": ("id",)}
 _OF_EXECUTION = {"events": "sequence", "calls": "number"}

@@ -152,7 +152,16 @@ CREATE INDEX questions_by_end ON questions (ended_at);
 """
 # What a question is about: who asks, the call or the code, the rule.
 _SUBJECTS = "ALTER TABLE questions ADD COLUMN subject TEXT NOT NULL DEFAULT '';"
-_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS, 7: _SUBJECTS}
+# What callers had installed for a session, as a cell that does the same, and the last execution before it.
+_INSTALLS = """
+CREATE TABLE installs (
+    session_id TEXT NOT NULL,
+    after_execution TEXT NOT NULL,
+    code TEXT NOT NULL
+);
+CREATE INDEX installs_of_session ON installs (session_id);
+"""
+_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS, 7: _SUBJECTS, 8: _INSTALLS}
 VERSION = max(_STEPS)
 
 

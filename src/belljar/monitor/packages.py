@@ -6,7 +6,6 @@ its output and end are events of the session.
 """
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -16,7 +15,7 @@ from belljar.environments.conda.places import conda_packages
 from belljar.environments.conda.prefix import own_prefix
 from belljar.environments.description import installed_packages
 from belljar.environments.installed_packages import PackageFolder
-from belljar.environments.packages import check_requirements
+from belljar.environments.packages import check_requirements, pip_line
 from belljar.errors import InvalidArgument
 from belljar.models import Model
 
@@ -80,4 +79,4 @@ def installing_cell(requirements: Sequence[str]) -> str:
             raise InvalidArgument(
                 f"not a package to install: {text[:80]!r}", hint="Give names like pandas or pandas>=2"
             )
-    return f"%pip install {' '.join(map(shlex.quote, wanted))}"
+    return pip_line(wanted)

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from belljar.outputs.mime_bundles import PAGE, picture_in, readable_text
+from belljar.outputs.notebook import execution_count
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
 # Frames without a URL of their own (`srcdoc`) are under the policy of the page around them, so it is theirs too.
@@ -30,7 +31,7 @@ def page_of(notebook: Any, *, runs_scripts: bool = False) -> str:
     session_id = escape(str(notebook.metadata.belljar.session_id))
     policy = _POLICY + (_SCRIPTS if runs_scripts else "")
     cells = "\n".join(_cell(cell, runs_scripts=runs_scripts) for cell in notebook.cells)
-    count = len(notebook.cells)
+    count = execution_count(notebook)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

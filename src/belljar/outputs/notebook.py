@@ -22,7 +22,7 @@ BROKEN_OFF = ("timeout", "interrupted", "died", "out_of_memory", "rejected")
 
 @dataclass(frozen=True, slots=True)
 class NotebookCell:
-    """One execution; undone when its session was rewound to before it."""
+    """One execution, undone when its session was rewound to before it; or an installation that a caller asked for."""
 
     code: str
     result: ExecutionResult | None
@@ -30,6 +30,8 @@ class NotebookCell:
     is_undone: bool = False
     why_no_result: str = ""
     """Why the execution has no result; empty when it has one."""
+    is_install: bool = False
+    """Whether the session ran no such code: it stands for packages that were installed otherwise."""
 
 
 def notebook_of(
@@ -51,9 +53,23 @@ def notebook_of(
         metadata["language_info"] = {"name": "python"}
     notebook = v4.new_notebook(metadata=metadata)
     shown: Shown = {}
-    for ran in cells:
-        notebook.cells.append(_cell(v4, ran, cell_outputs(ran, read_display, shown, limit_chars=limit_chars)))
+    for number, ran in enumerate(cells, start=1):
+        if ran.is_install:
+            notes = {"belljar": {"status": "ok", "install": True}}
+            notebook.cells.append(v4.new_code_cell(ran.code, id=f"install-{number}", metadata=notes))
+        else:
+            notebook.cells.append(_cell(v4, ran, cell_outputs(ran, read_display, shown, limit_chars=limit_chars)))
     return notebook
+
+
+def is_install(cell: Any) -> bool:
+    """Return whether a cell of a notebook stands for an installation that no execution made."""
+    return bool(cell.metadata.get("belljar", {}).get("install"))
+
+
+def execution_count(notebook: Any) -> int:
+    """Return how many executions a notebook has."""
+    return sum(not is_install(cell) for cell in notebook.cells)
 
 
 def written(notebook: Any) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from belljar.environments.packages import InstallOutcome, OnStage, PackageChange, install, modules_of
+from belljar.environments.packages import InstallOutcome, OnStage, PackageChange, install, modules_of, pip_line
 from belljar.errors import BelljarError, KernelDied
 from belljar.kernels.base import ImportProof, ImportProvingKernel
 from belljar.provisioning.sandbox_specs import room_for
@@ -27,7 +27,10 @@ class PackageInstallation:
 async def install_packages(
     starter: KernelStarter, session: Session, requirements: Sequence[str], *, on_stage: OnStage | None = None
 ) -> PackageInstallation:
-    """Install packages into the session's layer, then import the requested ones in its kernel."""
+    """Install packages into the session's layer, then import the requested ones in its kernel.
+
+    The journal has the installation as a cell, so that an exported notebook runs where the packages are missing.
+    """
     environment = await starter.environments.for_packages(session.environment)
     changes: list[PackageChange] = []
     layer = session.folders.layer
@@ -41,6 +44,9 @@ async def install_packages(
         open_uv=open_uv,
         room=room_for(session.folders, session.settings),
     )
+    there = [text for text, outcome in zip(requirements, outcomes, strict=True) if outcome.error is None]
+    if there:
+        session.journal.record_install(session.id, pip_line(there))
     pinned = sorted(change.pin for change in changes)
     installed = [outcome.name for outcome in outcomes if outcome.error is None]
     replaced = [change for change in changes if change.before is not None and change.before != change.after]
