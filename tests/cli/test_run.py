@@ -200,6 +200,12 @@ def test_what_follows_the_file_is_the_codes_own(belljar_run: Run, place: Path) -
     assert belljar_run("-c", "import sys; print(sys.argv, 'scope' in dir())", "a").out == "['-c', 'a'] False\n"
 
 
+def test_the_first_cell_is_number_one_and_knows_of_no_other(belljar_run: Run) -> None:
+    assert belljar_run("-c", "print(In, [_i], Out)").out == """['', 'print(In, [_i], Out)'] [''] {}\n"""
+    assert "Cell In[1], line 1\n" in belljar_run("-c", "1 / 0").err
+    assert json.loads(belljar_run("--json", "-c", "1").out)["execution_count"] == 1
+
+
 def test_a_script_reads_what_is_piped_in(shell_run: Run) -> None:
     code = "import sys\nfirst = input()\nrest = sys.stdin.read()\nprint(first, len(rest), rest[-4:], sys.stdin.read())"
     answer = shell_run("-c", code, stdin="head\n" + "x" * 300_000 + "ü\nz\n")

@@ -7,6 +7,7 @@ in any script. The command (`cli/terminal.py`) answers with base64, and not at a
 
 import base64
 import builtins
+import contextlib
 import io
 import sys
 from collections.abc import Callable
@@ -54,3 +55,25 @@ def install(arguments: "list[str]", *, is_piped: bool) -> None:
         raw = io.BufferedReader(_PipedInput(builtins.input), _CHUNK_BYTES)
         sys.stdin = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape")
         builtins.input = _input
+    with contextlib.suppress(ImportError, AttributeError):  # a Python kernel that is not IPython
+        _forget_this_cell()
+
+
+def _forget_this_cell() -> None:
+    """Have IPython forget the cell that runs, once it has ended, so that the script's own cell is `In[1]`."""
+    from IPython import get_ipython
+
+    shell: Any = get_ipython()
+    inputs = shell.history_manager
+    if inputs.enabled:  # a kernel of Jupyter's, which has written the cell's number to its database
+        return
+    # Versions of IPython differ in when they count a cell, but each has stored its input by now.
+    count = len(inputs.input_hist_parsed) - 1
+
+    def forget(_: object) -> None:
+        shell.events.unregister("post_run_cell", forget)
+        shell.execution_count = count
+        del inputs.input_hist_parsed[count:], inputs.input_hist_raw[count:]
+        inputs._i00 = ""
+
+    shell.events.register("post_run_cell", forget)
