@@ -20,6 +20,7 @@ from belljar.cli.streams import one_line, shown_output
 from belljar.environments import Environment
 from belljar.runtime import open_runtime
 from live_server import clean_environment
+from serving_process import COLD, serve_command, variables
 
 pytestmark = pytest.mark.anyio
 
@@ -192,6 +193,32 @@ async def test_a_pipe_gets_the_bytes_of_the_code_and_safe_lines_of_ours(
     assert answer.stdout.decode() == f"{HOSTILE}\n"
     (line,) = [line for line in answer.stderr.decode().split("\n") if line.startswith("saved in ")]
     assert ACTS.findall(line) == []
+
+
+@pytest.mark.parametrize("is_typed", [True, False], ids=["a person", "a client"])
+def test_serve_tells_a_person_at_a_terminal_what_it_is_and_a_client_nothing(
+    default_environment: Environment, tmp_path: Path, is_typed: bool
+) -> None:
+    typing, stdin = pty.openpty() if is_typed else reversed(os.pipe())
+    environment = {**variables(tmp_path), **COLD}
+    with subprocess.Popen(
+        serve_command(default_environment),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=tmp_path,
+    ) as process:
+        os.close(stdin)
+        if is_typed:
+            os.write(typing, b"\x04")  # Ctrl-D
+        else:
+            os.close(typing)
+        said, told = process.communicate(timeout=60)
+    if is_typed:
+        os.close(typing)
+    assert (said, process.returncode) == (b"", 0)
+    assert (b"belljar install claude-desktop" in told) is is_typed
 
 
 def test_servers_of_the_toolbox_do_not_act_through_their_names_and_last_words(tmp_path: Path) -> None:

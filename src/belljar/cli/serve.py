@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from belljar.console.server import ServedConsole
 
 MOST_DESCRIPTORS = 65_536
+_TOLD_ON_A_TERMINAL = """\
+belljar serves MCP over stdin and stdout here, which is for programs: an MCP client starts this command by itself.
+  belljar install claude-desktop      shows what to put into a client's configuration
+  belljar serve --http 127.0.0.1:8000 serves clients at an address, and people in a browser
+  belljar run -c 'print(6 * 7)'       runs code without a client
+Ctrl-C ends it."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
@@ -101,6 +107,8 @@ async def serve(settings: Settings, env_file: str = "") -> None:
 
 
 async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
+    if sys.stdin.isatty() and settings.log_format != "json":
+        print(_TOLD_ON_A_TERMINAL, file=sys.stderr, flush=True)
     async with _open(settings) as runtime:
         stop.has_started = True
         tell_address(settings.data_directory / "runs", runtime.name, "over stdio")
