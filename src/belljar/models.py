@@ -1,11 +1,13 @@
 """What callers get back: the execution result and its parts, for every surface and for the Python API."""
 
-from typing import Literal
+from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 Status = Literal["ok", "error", "timeout", "interrupted", "out_of_memory", "died", "running", "rejected"]
 State = Literal["kept", "rewound", "lost"]
+FORMER = frozenset({"not_undoable"})
+"""Fields that results had once."""
 
 
 class Model(BaseModel):
@@ -127,14 +129,20 @@ class ExecutionResult(Model):
     session_info: SessionNotice | None = None
     calls: list[ToolCall] = []
     """The tools that a cell had called, if it did not end well."""
-    not_undoable: str | None = None
-    """Why `rewind_session` cannot undo this cell without those before it."""
     next: NextCall | None = None
     """The MCP call that waits for the rest, if the cell still runs."""
     waits_for: str | None = None
-    """What has to be there before the cell can run, while it is being made."""
+    """What a cell that has not started waits for: the environment that is being made, or cells before it."""
     asks_person: str | None = None
     """What a person is asked while it runs, and where it can be answered."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_former_fields(cls, fields: object) -> object:
+        # Journals of earlier servers have results with them.
+        if isinstance(fields, dict):
+            return {name: value for name, value in cast("dict[str, object]", fields).items() if name not in FORMER}
+        return fields
 
 
 class Rewinding(Model):

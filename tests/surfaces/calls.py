@@ -78,6 +78,10 @@ class Caller:
     async def call(self, tool: str, **arguments: Any) -> CallToolResult:
         return await self.client.call_tool(tool, arguments)
 
+    async def whole(self, tool: str, **arguments: Any) -> CallToolResult:
+        """The answer with every field of a result, as a program asks for it."""
+        return await self.client.call_tool(tool, arguments, meta={"belljar/structured": "always"})
+
     async def fields(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """The structured answer of a tool that must not refuse."""
         answer = await self.call(tool, **arguments)
@@ -104,7 +108,7 @@ class Caller:
         return result
 
     async def _result(self, tool: str, **arguments: Any) -> ExecutionResult:
-        answer = await self.client.call_tool(tool, arguments, meta={"belljar/structured": "always"})
+        answer = await self.whole(tool, **arguments)
         result = ExecutionResult.model_validate(answer.structured_content)
         assert answer.is_error == (not result.success)
         return result

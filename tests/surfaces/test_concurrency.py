@@ -96,8 +96,26 @@ async def test_wait_zero_returns_at_once_and_the_rest_comes_without_gaps_or_repe
         assert (await caller.get(first.execution_id)).stdout == "".join(pieces)
 
 
+async def test_a_cell_says_what_it_waits_for_and_whether_it_has_printed_anything(runtime: Runtime, caller: Caller):
+    session_id = await caller.new_session()
+    code = held().replace("print('held', flush=True)", "pass")
+    first = await caller.call("execute_code", code=code, session_id=session_id, wait_s=0)
+    assert text_of(first).startswith("(no output yet)")
+    first_id = (first.structured_content or {})["execution_id"]
+    second = await caller.call("execute_code", code="print(2)", session_id=session_id, wait_s=0)
+    awaited = f"execution {first_id} of this session to end"
+    assert text_of(second).startswith(f"It has not started yet: it waits for {awaited}\n")
+    third = await caller.execute("3", session_id, wait_s=0)
+    assert third.waits_for == f"execution {first_id} and 1 more of this session to end"
+    await caller.release(session_id)
+    ended = await caller.ended(third.execution_id)
+    assert (ended.result, ended.waits_for) == ("3", None)
+    told = await caller.get((second.structured_content or {})["execution_id"])
+    assert (told.output, told.waits_for) == (["2\n"], None)
+
+
 async def test_a_running_result_says_how_to_get_the_rest(runtime: Runtime, caller: Caller):
-    answer = await caller.call("execute_code", code=held(), wait_s=0)
+    answer = await caller.whole("execute_code", code=held(), wait_s=0)
     assert answer.structured_content is not None
     running = ExecutionResult.model_validate(answer.structured_content)
     call = f'get_execution(execution_id="{running.execution_id}", since={running.sequence}, wait_s=45)'

@@ -293,6 +293,13 @@ async def test_only_so_many_states_are_kept_and_the_refusal_names_them(caller: C
     info = next(one for one in (await caller.fields("list_sessions"))["sessions"] if one["session_id"] == session_id)
     assert info["checkpoints"] in (3, 4)
     assert (await caller.execute("x", session_id)).result == "5"
+    far = await caller.refusal("rewind_session", session_id=session_id, to=6)
+    places = far.partition("States are kept from before: ")[2].split(", ")
+    assert '"' not in far, "there is none before it"
+    for place in reversed(places):
+        assert (await caller.fields("rewind_session", session_id=session_id, to=place))["to"] == place
+    none = await caller.refusal("rewind_session", session_id=session_id, to=1)
+    assert none.endswith("None is kept yet"), "what was undone is no place to go back to"
 
 
 async def test_a_rewind_that_nobody_waits_for_is_finished_all_the_same(
@@ -371,10 +378,10 @@ async def test_a_session_of_somebody_else_is_as_unknown(runtime: Runtime, caller
 
 @pytest.mark.parametrize("to", [0, -1, 2, 10**30, "0", "2", "9" * 64, "", " 1", "-1", "1.0", "last", NOBODY, "٢", "²"])
 async def test_a_rewind_to_nowhere_is_refused_and_changes_nothing(caller: Caller, session_id: str, to: str | int):
-    await caller.execute("x = 1", session_id)
+    ran = await caller.execute("x = 1", session_id)
     refusal = await caller.refusal("rewind_session", session_id=session_id, to=to)
     assert refusal.startswith("no-checkpoint: ")
-    assert "1 for" in refusal, "it says what to pass instead"
+    assert refusal.endswith(f"States are kept from before: {ran.execution_id}"), "it says what to pass instead"
     assert (await caller.execute("x", session_id)).result == "1"
 
 

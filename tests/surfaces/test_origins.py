@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from calls import Caller, connected, opened_runtime
+from calls import Caller, connected, opened_runtime, text_of
 from keep_alive_servers import ServerRun, kept_directory
 
 from belljar.environments import Environment
@@ -238,11 +238,17 @@ async def test_cells_that_follow_each_other_at_once_can_be_undone_one_by_one(
         assert (await caller.execute("x", session_id)).result == "[0, 1, 2]"
         many = [session.submit(make_cell(session.settings, "x.append(0)")) for _ in range(checkpoints.BURST)]
         await many[-1].wait(60)
-        assert many[0].result().not_undoable is None
-        assert many[-1].result().not_undoable == checkpoints.TOO_FAST
+        answer = await caller.call("get_execution", execution_id=many[-1].id)
+        assert "undone" not in text_of(answer), "it is said to those who want to undo it"
         refusal = await caller.refusal("rewind_session", session_id=session_id, to=many[-1].id)
         assert refusal.startswith("no-checkpoint: ")
-        assert "came without a pause" in refusal
+        assert checkpoints.TOO_FAST in refusal
+        advised = refusal.partition('"')[2].partition('"')[0]
+        between = [one.id for one in many].index(advised)
+        count = len(many) - 1 - between
+        assert f"undoes it with {'the one' if count == 1 else f'the {count}'} before it" in refusal
+        rewound = await caller.fields("rewind_session", session_id=session_id, to=advised)
+        assert rewound["undone"] == [one.id for one in many[between:]]
         await caller.fields("clear_session", session_id=session_id)
 
 

@@ -48,7 +48,7 @@ async def runtime(
 async def test_a_memory_bomb_in_the_kernel_is_out_of_memory_and_harms_nobody_else(caller: Caller) -> None:
     other = await caller.execute("kept = 1")
     first = await caller.execute("precious = 1\nopen('file', 'w').write('stays')")
-    answer = await caller.call("execute_code", code=EAT, session_id=first.session_id)
+    answer = await caller.whole("execute_code", code=EAT, session_id=first.session_id)
     assert answer.is_error
     result = ExecutionResult.model_validate(answer.structured_content)
     assert (result.status, result.success, result.state) == ("out_of_memory", False, "lost")

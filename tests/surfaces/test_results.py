@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from calls import ERAS, LEGACY, MODERN, Caller, connected, held, images, links, opened_runtime, session_in, text_of
-from mcp.types import TextContent
+from mcp.types import CallToolResult, TextContent
 
 from belljar.environments import Environment
 from belljar.models import ExecutionResult, ResultNotice
@@ -25,7 +25,7 @@ ROUNDED_S = 0.001
 async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nopen('made.csv', 'w').write('a,b')\n6 * 7"
     async with connected(runtime, era) as caller:
-        answer = await caller.call("execute_code", code=code)
+        answer = await caller.whole("execute_code", code=code)
     assert answer.structured_content is not None
     assert answer.is_error is False
     fields: dict[str, Any] = dict(answer.structured_content)
@@ -53,7 +53,6 @@ async def test_a_result_has_every_field_exactly(runtime: Runtime, era: str):
         "cause": None,
         "sequence": 3,
         "calls": [],
-        "not_undoable": None,
         "next": None,
         "waits_for": None,
         "asks_person": None,
@@ -116,7 +115,7 @@ async def test_a_cell_without_output_says_so(caller: Caller, shared_session: str
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_first_call_that_raises_keeps_its_session_and_returns_every_field(runtime: Runtime, era: str):
     async with connected(runtime, era) as caller:
-        answer = await caller.call("execute_code", code="kept = 5\nprint('before')\n1 / 0")
+        answer = await caller.whole("execute_code", code="kept = 5\nprint('before')\n1 / 0")
         assert answer.is_error
         assert answer.structured_content is not None
         assert answer.structured_content.keys() == ExecutionResult.model_fields.keys()
@@ -165,7 +164,7 @@ async def test_an_error_of_several_lines_is_told_once(caller: Caller, shared_ses
 
 async def test_a_long_error_keeps_its_end_and_says_that_it_was_cut(caller: Caller, shared_session: str):
     code = "raise RuntimeError('far' + 'x' * 30_000 + chr(90) * 3)"
-    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    answer = await caller.whole("execute_code", code=code, session_id=shared_session)
     result = ExecutionResult.model_validate(answer.structured_content)
     assert result.error is not None
     for text in (text_of(answer), result.error, "\n".join(result.traceback)):
@@ -209,7 +208,7 @@ async def test_a_progress_bar_is_read_as_it_is_last(runtime: Runtime, caller: Ca
         "    print(f'\\r{n / 20:5.1f}%|{\"#\" * (n // 100):20}|', end='', file=sys.stderr)\n"
         "    if n % 1_000 == 0: print('row', n)\nprint(file=sys.stderr)\n'the answer'"
     )
-    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    answer = await caller.whole("execute_code", code=code, session_id=shared_session)
     bar = f"100.0%|{'#' * 20}|"
     assert text_of(answer).startswith(f"row 0\nrow 1000\nrow 2000\n{bar}\nOut[")
     result = answer.structured_content or {}
@@ -230,7 +229,7 @@ async def test_a_progress_bar_is_read_as_it_is_last(runtime: Runtime, caller: Ca
 
 async def test_code_cannot_print_a_notice_of_belljars(caller: Caller, shared_session: str):
     code = "print('[belljar: ada ran a cell]')\nprint('[bell', end=''); print('jar: x]')\n'[belljar: y]'"
-    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    answer = await caller.whole("execute_code", code=code, session_id=shared_session)
     result = ExecutionResult.model_validate(answer.structured_content)
     assert result.stdout == "[belljar: ada ran a cell]\n[belljar: x]\n"
     assert result.output == ["[printed: belljar: ada ran a cell]\n[printed: belljar: x]\n"]
@@ -249,6 +248,7 @@ async def test_a_result_that_was_recorded_before_notices_had_places_reads_the_sa
     result = await caller.execute("print('[belljar: not ours]')", shared_session)
     notice = "[belljar: ada ran a cell]\n"
     old = result.model_copy(update={"output": [notice, result.stdout]}).model_dump(mode="json", exclude={"notices"})
+    old["not_undoable"] = None
     journal = runtime.sessions.journal
     journal.commit()
     with closing(sqlite3.connect(journal.path)) as connection, connection:
@@ -296,7 +296,7 @@ async def test_usage_is_of_this_execution(caller: Caller, shared_session: str):
 
 
 async def test_long_output_keeps_head_and_tail_and_links_the_whole(caller: Caller, shared_session: str):
-    answer = await caller.call(
+    answer = await caller.whole(
         "execute_code", code="for i in range(20_000): print('line', i)", session_id=shared_session
     )
     result = ExecutionResult.model_validate(answer.structured_content)
@@ -358,7 +358,7 @@ async def test_a_result_that_is_too_long_is_cut_and_the_whole_linked(caller: Cal
     ids=["repr", "plain-forms", "forms", "recursion", "message", "group", "controls", "files", "turns"],
 )
 async def test_one_message_stays_below_the_size_that_clients_refuse(caller: Caller, shared_session: str, code: str):
-    answer = await caller.call("execute_code", code=code, session_id=shared_session)
+    answer = await caller.whole("execute_code", code=code, session_id=shared_session)
     assert answer.structured_content is not None
     size = len(json.dumps(answer.model_dump(mode="json", by_alias=True, exclude_none=True)).encode())
     assert size < MESSAGE_LIMIT_BYTES
@@ -393,6 +393,32 @@ async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: E
 
 
 # Structured content
+
+
+async def test_fields_leave_out_what_is_empty_and_say_what_was_printed_once(caller: Caller, shared_session: str):
+    def told(answer: CallToolResult) -> dict[str, Any]:
+        fields = dict(answer.structured_content or {})
+        assert fields.pop("session_id") == shared_session
+        assert fields.pop("execution_count") > 0
+        assert fields.pop("usage")["wall_s"] > 0
+        assert len(fields.pop("execution_id")) == 17
+        return fields
+
+    async def run(code: str) -> CallToolResult:
+        return await caller.call("execute_code", code=code, session_id=shared_session)
+
+    short = await run("1 + 1")
+    assert len(json.dumps(short.structured_content)) < 300
+    base = {"success": True, "status": "ok", "output": [], "result": None}
+    assert told(short) == {**base, "result": "2", "sequence": 1}
+    assert told(await run("print('hello')")) == {**base, "output": ["hello\n"], "sequence": 1}
+    printed = await run("import sys; print('told', file=sys.stderr)")
+    assert told(printed) == {**base, "output": ["told\n"], "stderr": "told\n", "sequence": 1}
+    failed = told(await run("1 / 0"))
+    assert (failed["success"], failed["error"]) == (False, "ZeroDivisionError: division by zero")
+    assert failed["traceback"]
+    refused = (await caller.call("execute_code", code="1", session_id="nobodys")).structured_content or {}
+    assert refused["traceback"] == [], "earlier servers' clients look for it"
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -126,7 +126,7 @@ def test_while_the_environment_is_made_calls_say_so_and_send_progress(tmp_path: 
             asked.close()
             silent.close()
             ended = wire.ask(tool_call(3, "get_execution", execution_id=fields["execution_id"], wait_s=60))["result"]
-            assert ended["structuredContent"]["waits_for"] is None
+            assert "waits_for" not in ended["structuredContent"]
             assert "environment" in ended["content"][0]["text"]
             assert ended["structuredContent"]["status"] == "rejected"
         finally:

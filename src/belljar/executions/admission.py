@@ -28,6 +28,12 @@ class Admission:
         """Return how many executions wait for a slot although their session is free."""
         return sum(map(len, self._waiting.values()))
 
+    def waits_for(self, principal: str) -> str:
+        """Return, in words, what the next execution of a principal waits for; empty if there is a slot."""
+        if principal not in self._waiting:
+            return ""
+        return f"one of the server's {self._most_running} places for cells that run at once, which are all taken"
+
     def check_queue(self, principal: str) -> None:
         """Refuse another execution while too many wait, unless the principal has less than its equal share of them."""
         if self.waiting < self._most_waiting:

@@ -113,8 +113,12 @@ class ExecutionContext(Protocol):
         """Return what the output of a new execution passes through."""
         ...
 
-    def on_turn(self, execution_id: str, number: int) -> str:
-        """Note that the turn of an execution has come; return why it cannot be undone alone, empty when it can."""
+    def on_turn(self, execution_id: str, number: int) -> None:
+        """Note that the turn of an execution has come."""
+        ...
+
+    def waits_for(self, execution_id: str) -> str:
+        """Return what an execution whose turn has not come waits for, in words; empty if for nothing that is known."""
         ...
 
     def on_start(self, execution_id: str) -> None:

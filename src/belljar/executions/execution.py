@@ -90,7 +90,6 @@ class Execution:
         """The kernel that an earlier server gave the cell to; None for a cell of this server."""
         self._why_interrupted = ON_REQUEST
         self._outcome = Outcome()
-        self._not_undoable: str | None = None
         self._files: list[FileReference] = []
         self._calls: list[CallRecord] = []
         self._result: ExecutionResult | None = None
@@ -171,11 +170,15 @@ class Execution:
             times=self._times,
             files=self._files,
             calls=self._calls,
-            not_undoable=self._not_undoable,
-            waits_for=self._waits_for or None,
+            waits_for=self._what_it_waits_for() or None,
         )
         result.asks_person = self.asks_person
         return result
+
+    def _what_it_waits_for(self) -> str:
+        if self._waits_for or self.has_started or self.is_finished:
+            return self._waits_for
+        return self._session.waits_for(self.id)
 
     @property
     def asks_person(self) -> str | None:
@@ -372,7 +375,7 @@ class Execution:
             return
         self._report_loss_and_author()
         await self._session.session_kernel.take_checkpoint()
-        self._not_undoable = self._session.on_turn(self.id, self.number) or None
+        self._session.on_turn(self.id, self.number)
         self._notice_all(await self._file_changes.bring_in())
         if self._session.skills is not None:
             self._notice_all(await self._session.skills.refresh())

@@ -177,7 +177,6 @@ def make_result(
     times: Times,
     files: list[FileReference],
     calls: Sequence[CallRecord],
-    not_undoable: str | None,
     waits_for: str | None = None,
 ) -> ExecutionResult:
     """Return the result of an execution, or as much of it as is known yet."""
@@ -205,7 +204,6 @@ def make_result(
         cause=outcome.cause,
         sequence=transcript.sequence,
         calls=_reported_calls(calls, outcome),
-        not_undoable=not_undoable,
         waits_for=waits_for,
     )
 

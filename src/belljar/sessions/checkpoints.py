@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,10 +62,7 @@ BURST = 10
 # Measuring the memory of all checkpoints takes longer than making one. While cells run it is done at most this often,
 # and in addition whenever the session is idle.
 MEASURE_INTERVAL_S = 1.0
-TOO_FAST = (
-    f"This cell cannot be undone alone: it came right after {BURST} others, and of cells that fast a state is kept "
-    f"every {MIN_INTERVAL_S:g} s"
-)
+TOO_FAST = f"it came right after {BURST} others, and of cells that fast a state is kept every {MIN_INTERVAL_S:g} s"
 
 
 @dataclass(slots=True)
@@ -120,6 +117,8 @@ class Checkpoints:
         self.watcher = watcher
         self._lost: dict[str, str] = {}
         """Executions whose checkpoints were lost, and how."""
+        self._too_fast: dict[str, None] = {}
+        """The latest executions that followed others so quickly that no checkpoint was taken."""
         self._allowed = float(BURST)
         """How many checkpoints cells may wait for, as of `_allowed_at`."""
         self._allowed_at = self._measured_at = time.monotonic()
@@ -144,11 +143,6 @@ class Checkpoints:
             return False
         self._allowed -= 1
         return True
-
-    @property
-    def skip_reason(self) -> str:
-        """Return why the current cell has no checkpoint of its own, where cells follow too quickly; empty otherwise."""
-        return TOO_FAST if self._is_too_fast else ""
 
     @property
     def is_enabled(self) -> bool:
@@ -228,6 +222,10 @@ class Checkpoints:
 
     def on_execution(self, execution_id: str, number: int) -> None:
         """Note that an execution starts from the latest checkpoint, if nothing ran since that was taken."""
+        if self._is_too_fast:
+            self._too_fast[execution_id] = None
+            if len(self._too_fast) > MAX_REMEMBERED:
+                del self._too_fast[next(iter(self._too_fast))]
         if self._checkpoints and not self._checkpoints[-1].execution_id and not self.is_due:
             self._checkpoints[-1].execution_id = execution_id
             self._checkpoints[-1].number = number
@@ -237,26 +235,39 @@ class Checkpoints:
         """Return the newest checkpoint that can be restored; None if there is none."""
         return next((one for one in reversed(self._checkpoints) if one.process.is_alive()), None)
 
-    def find(self, execution_id: str) -> Checkpoint:
-        """Return the checkpoint before an execution, or raise `NoCheckpoint`."""
+    def find(self, execution_id: str, undoable: Sequence[str]) -> Checkpoint:
+        """Return the checkpoint before an execution, or raise `NoCheckpoint`.
+
+        `undoable` are the executions that can be undone, oldest first.
+        """
         found = next((one for one in self._checkpoints if one.execution_id == execution_id), None)
+        if found is not None and found.process.is_alive():
+            return found
+        hint = self.hint(undoable, execution_id)
         if found is None and execution_id in self._lost:
             raise NoCheckpoint(
                 f"the state from before execution {execution_id[:64]!r} was lost: {self._lost[execution_id]}",
-                hint=f"Go on from the session as it is. {self._hint()}",
+                hint=f"Go on from the session as it is. {hint}",
             )
-        if found is None or not found.process.is_alive():
-            raise NoCheckpoint(f"no state was kept from before execution {execution_id[:64]!r}", hint=self._hint())
-        return found
+        why = f": {TOO_FAST}" if execution_id in self._too_fast else ""
+        raise NoCheckpoint(f"no state was kept from before execution {execution_id[:64]!r}{why}", hint=hint)
 
-    def _hint(self) -> str:
+    def hint(self, undoable: Sequence[str], wanted: str = "") -> str:
+        """Return which states there are to go back to, the one nearest to the `wanted` execution first."""
         if not self._most:
             return "The server keeps none, because its setting checkpoints is 0"
-        known = ", ".join(one.execution_id for one in self._checkpoints if one.execution_id)
-        if not known:
+        kept = {one.execution_id for one in self._checkpoints if one.process.is_alive()}
+        places = [one for one in undoable if one in kept]
+        if not places:
             return f"None could be kept: {self.refusal}" if self.refusal else "None is kept yet"
-        latest = f". The latest could not be kept: {self.refusal}" if self.refusal else ""
-        return f"States are kept from before: {known}{latest}"
+        known = f"States are kept from before: {', '.join(places)}"
+        at = undoable.index(wanted) if wanted in undoable else 0
+        nearest = next((place for place in reversed(range(at)) if undoable[place] in kept), None)
+        if nearest is None:
+            return known
+        count = at - nearest
+        others = "the one before it" if count == 1 else f"the {count} before it"
+        return f'"{undoable[nearest]}" undoes it with {others}. {known}'
 
     def holds(self, execution_id: str) -> bool:
         """Return whether the variables from before an execution can be restored."""
@@ -412,8 +423,11 @@ class UndoHistory:
         self._journal.undo(undone)
         return undone
 
-    def target(self, to: str | int) -> str:
-        """Return the id of the execution that a caller means by its id, or by the number of executions to undo."""
+    def target(self, to: str | int, hint: str) -> str:
+        """Return the id of the execution that a caller means by its id, or by the number of executions to undo.
+
+        `hint` says which there are, for a caller who means none of them.
+        """
         if to in self._ids:  # looked up first, because an id may consist of digits
             return str(to)
         if isinstance(to, int) or (to.isdecimal() and len(to) <= MAX_DIGITS):
@@ -421,10 +435,10 @@ class UndoHistory:
             if not 0 < number <= len(self._ids):
                 raise NoCheckpoint(
                     f"session {self._session_id} has {len(self._ids)} executions, {number} cannot be taken back",
-                    hint="Pass 1 for the state before the last execution, or an execution_id",
+                    hint=hint,
                 )
             return self._ids[-number]
         raise NoCheckpoint(
             f"execution {to[:64]!r} is none of session {self._session_id}, or was taken back",
-            hint="Pass an execution_id that this session answered with, or 1 for its last one",
+            hint=hint,
         )

@@ -34,7 +34,7 @@ class ForkedKernel:
 async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
     """Fork the kernel of a session whose turn the caller has; remove everything again when it fails."""
     kernel = await origin.session_kernel.ensure_started()
-    checkpoint = origin.session_kernel.checkpoints.find(at) if at else None
+    checkpoint = origin.session_kernel.checkpoints.find(at, origin.undo_history.ids) if at else None
     session_id = new_session_id()
     folders = SessionFolders(session_id, root / session_id, origin.folders.identity, origin.principal)
     folders.make()

@@ -164,7 +164,7 @@ class Registry:
         origin = await self.reach(session_id, principal)
         origin.check_forkable("forked")
         origin.queue.check_idle()
-        before = origin.undo_history.target(at) if isinstance(at, int) or at.isdecimal() else at
+        before = origin.state_before(at) if isinstance(at, int) or at.isdecimal() else at
         await self.make_room(principal, spared=origin)
         self._check_room(principal)
         async with origin.turn:

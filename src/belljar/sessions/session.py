@@ -236,13 +236,21 @@ class Session:
 
     # For executions: see `ExecutionContext`
 
-    def on_turn(self, execution_id: str, number: int) -> str:
+    def on_turn(self, execution_id: str, number: int) -> None:
         """See `ExecutionContext`."""
         self.undo_history.add(execution_id)
         self.session_kernel.checkpoints.on_execution(execution_id, number)
         if (execution := self.queue.find(execution_id)) is not None:
             self._notify_watchers(execution)
-        return self.session_kernel.checkpoints.skip_reason
+
+    def waits_for(self, execution_id: str) -> str:
+        """See `ExecutionContext`."""
+        unfinished = [execution.id for execution in self.queue.running()]
+        ahead = unfinished.index(execution_id) if execution_id in unfinished else 0
+        if ahead:
+            others = f" and {ahead - 1} more" if ahead > 1 else ""
+            return f"execution {unfinished[0]}{others} of this session to end"
+        return self.admission.waits_for(self.principal)
 
     def on_start(self, execution_id: str) -> None:
         """See `ExecutionContext`."""
@@ -312,7 +320,7 @@ class Session:
         # In a task of its own, because a caller that stops waiting must not leave it half done, with the files of one
         # state and the variables of another. The target is resolved now, while nothing runs, because there may be
         # further executions by the time it gets the turn.
-        rewinding = self.queue.run_aside(self._rewind(self.undo_history.target(to)))
+        rewinding = self.queue.run_aside(self._rewind(self.state_before(to)))
         try:
             return await asyncio.shield(rewinding)
         except asyncio.CancelledError:
@@ -321,9 +329,14 @@ class Session:
                 raise KernelDied(f"session {self.id} ended while it was rewound") from None
             raise
 
+    def state_before(self, to: str | int) -> str:
+        """Return the execution, among those that can be undone, that a caller means; refuse what means none."""
+        return self.undo_history.target(to, self.session_kernel.checkpoints.hint(self.undo_history.ids))
+
     async def _rewind(self, target: str) -> Rewinding:
         async with self.turn:
-            lost = await self.session_kernel.rewind(self.session_kernel.checkpoints.find(target))
+            checkpoint = self.session_kernel.checkpoints.find(target, self.undo_history.ids)
+            lost = await self.session_kernel.rewind(checkpoint)
             return Rewinding(session_id=self.id, to=target, undone=self.undo_since(target), lost=lost)
 
     def check_forkable(self, done: str) -> None:

@@ -129,7 +129,7 @@ class SessionKernel:
         # Only a kernel that can save its variables tells their names.
         gone = " It held no variables." if isinstance(self.kernel, StatefulKernel) else ""
         await self._release_kernel()
-        gone = f" Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else gone
+        gone = _gone(names) or gone
         self._loss = StateLossNotice(
             names, f"{cause}. This is a fresh kernel: imports and variables are gone, files are kept.{gone}"
         )
@@ -264,7 +264,9 @@ class SessionKernel:
 
     def _note_loss(self, what: str) -> None:
         names, self.variables = self.variables, ()
-        self._loss = StateLossNotice(names, f"{what}. This is a fresh kernel: imports and variables are gone")
+        self._loss = StateLossNotice(
+            names, f"{what}. This is a fresh kernel: imports and variables are gone.{_gone(names)}"
+        )
 
     async def aclose(self) -> None:
         """End the kernel, its checkpoints and the watch on the folder; may be called twice."""
@@ -280,3 +282,7 @@ class SessionKernel:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
+
+
+def _gone(names: Sequence[str]) -> str:
+    return f" Gone: {', '.join(names[:40])}{' …' if len(names) > 40 else ''}." if names else ""

@@ -36,6 +36,8 @@ SHOWN_PAGE_CHARS = 1_000
 SAME_ERROR_CHARS = 500
 MAX_PRINTED_ALONE = 4
 LINE_CHARS = 120
+ALWAYS_TOLD, OF_FAILURES = ("result", "sequence"), ("error", "traceback")
+"""Fields of a result with a default that programs are told all the same; some only of cells that failed."""
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
 """How the names of clients begin that drop pictures where there is structured content."""
 _CALL_STATES = {
@@ -53,6 +55,7 @@ def execution_blocks(
     *,
     image_budget_bytes: int,
     structured: Structured,
+    is_whole: bool = False,
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
     names_session: bool = True,
@@ -60,8 +63,9 @@ def execution_blocks(
 ) -> CallToolResult:
     """Return the answer of `execute_code` and `get_execution`.
 
-    `has_checkpoint` says whether the session can be rewound to the state before the execution, `names_session` whether
-    the text has its id, which a caller that passed it need not read again, `advice` which call comes next.
+    `is_whole` says whether the fields have everything, as programs ask for it, `has_checkpoint` whether the session can
+    be rewound to the state before the execution, `names_session` whether the text has its id, which a caller that
+    passed it need not read again, `advice` which call comes next.
     """
     media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
@@ -74,9 +78,22 @@ def execution_blocks(
     text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
     return CallToolResult(
         content=[TextContent(type="text", text=text), *media.values(), *links],
-        structured_content=result.model_dump(mode="json") if is_structured else None,
+        structured_content=_fields(result, is_whole=is_whole) if is_structured else None,
         is_error=not result.success and (failures_are_errors or result.status == "rejected"),
     )
+
+
+def _fields(result: ExecutionResult, *, is_whole: bool) -> dict[str, Any]:
+    """Return a result as structured content, which some clients show to their model in place of the text.
+
+    So what is empty is left out, and stdout stands in `output` alone, unless a program wants it whole.
+    """
+    whole = result.model_dump(mode="json")
+    if is_whole:
+        return whole
+    told = result.model_dump(mode="json", exclude_defaults=True, exclude={"stdout"})
+    told |= {name: whole[name] for name in (*ALWAYS_TOLD, *(() if result.success else OF_FAILURES))}
+    return {name: told[name] for name in whole if name in told and (name != "stderr" or result.stderr)}
 
 
 def model_blocks(model: Model, text: str) -> CallToolResult:
@@ -140,8 +157,16 @@ def text_of(
         )
     body = "\n".join(part for part in (*parts, advice) if part)
     if result.waits_for:
-        body = f"It has not started yet: it waits for {result.waits_for}\nIt runs as soon as that is there."
-    return f"{body or '(no output)'}\n\n{_footer(result, has_checkpoint=has_checkpoint, names_session=names_session)}"
+        body = f"It has not started yet: it waits for {result.waits_for}\nIt runs by itself after that."
+    return (
+        f"{body or _nothing(result)}\n\n{_footer(result, has_checkpoint=has_checkpoint, names_session=names_session)}"
+    )
+
+
+def _nothing(result: ExecutionResult) -> str:
+    if result.status != "running":
+        return "(no output)"
+    return "(no new output)" if result.sequence else "(no output yet)"
 
 
 def _marked(text: str) -> str:
@@ -232,20 +257,15 @@ def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: boo
             f'It goes on in the background: get_execution(execution_id="{result.execution_id}", '
             f"since={result.sequence}, wait_s={NEXT_WAIT_S}) returns the rest."
         )
-    names = _marked(", ".join(result.lost[:40])) or "none known"
-    if result.state == "lost" and result.status in ("ok", "error", "running"):
-        # The kernel was replaced before this cell, as a notice has said; no rewind to this execution brings them back.
-        if result.lost:
-            lines.append(f"Lost before this execution: {names}.")
-    elif result.state == "lost" and result.status != "rejected":
+    # Where the kernel was replaced before this cell, a notice among the output has said so.
+    if result.state == "lost" and result.status not in ("ok", "error", "running", "rejected"):
+        names = _marked(", ".join(result.lost[:40])) or "none known"
         lines.append(f"The kernel was replaced: files are kept, imports and variables are lost ({names}).")
         if has_checkpoint:
             call = f'rewind_session(session_id="{result.session_id}", to="{result.execution_id}")'
             lines.append(f"{call} brings back variables and files as they were before this execution.")
     if result.state == "rewound" and result.lost:
         lines.append(f"Did not come back: {_marked(', '.join(result.lost[:40]))}.")
-    if result.not_undoable:
-        lines.append(f"{result.not_undoable}.")
     if result.session_info is not None:
         lines.append(result.session_info.instructions)
     return "\n".join(lines)

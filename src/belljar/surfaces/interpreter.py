@@ -341,6 +341,7 @@ class InterpreterSurface:
             lambda uri: executions.display_reader(result.session_id)(uri),
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
+            is_whole=wants(ctx, "belljar/structured", "always"),
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
             names_session=names_session,
