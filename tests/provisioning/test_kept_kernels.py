@@ -1,5 +1,6 @@
 """Kernels that are handed from one server to the next, and what the same calls do where nothing is handed over."""
 
+import json
 import os
 import select
 import signal
@@ -7,11 +8,13 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from belljar.environments import Environment
 from belljar.errors import SandboxUnavailable
+from belljar.kernels.handover_note import NoteFile, RunningNote
 from belljar.kernels.ipython import IPythonKernel
 from belljar.provisioning.handover import Handover, NoHandover, RestoredKernel
 from belljar.provisioning.kept_kernels import KernelHandover
@@ -19,9 +22,11 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sessions.folders import SessionFolders
-from belljar.supervisor import open_supervisor
+from belljar.supervisor import client, open_supervisor
+from belljar.supervisor.deposit_format import FORM, written
 from belljar.toolbox.base import CallRecord
 from cells import Place, run, usable
+from left_deposits import NAMES, as_left, kind_of, left_by
 from serving_process import supervisors
 from shared_environment import shared_settings
 
@@ -148,6 +153,67 @@ async def test_a_kernel_that_nobody_restores_is_ended(folder: Path, default_envi
         with pytest.raises(SandboxUnavailable, match="is not kept"):
             await second.restore()
     os.close(process)
+
+
+# What another version of belljar has left
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_each_version_left_of_a_kernel_is_taken_over(
+    folder: Path, default_environment: Environment, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_by(name)
+
+    def as_written_by_it(fields: dict[str, Any]) -> dict[str, Any]:
+        return as_left(left[kind_of(fields)], written(fields) | {"form": left["session"]["form"]})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "written", as_written_by_it)
+        async with a_server(folder, default_environment) as first:
+            kernel = await first.start()
+            await run(kernel, "x = 1")
+            description = left["checkpoint"]["words"]
+            first.handover.deposit_checkpoint("s", "asleep", kernel, await kernel.fork_checkpoint(), description)
+            await run(kernel, "x = 2")
+            first.handover.note_execution("s", "an execution", 30)
+            await first.handover.detach("s")
+    async with a_server(folder, default_environment) as second:
+        restored = await second.restore()
+        await second.handover.end_unclaimed()
+        assert restored.note.execution_id == "an execution"
+        assert [checkpoint.description for checkpoint in restored.checkpoints] == [description]
+        await restored.kernel.catch_up()
+        outcome = await run(restored.kernel, "x")
+        assert outcome.result == {"text/plain": "2"}
+        await restored.kernel.aclose()
+
+
+@pytest.mark.parametrize("change", [{"form": FORM + 1}, {"doors": 3}, {"identity": 3}])
+async def test_what_cannot_be_read_is_told_by_the_version_that_made_it_and_ends(
+    folder: Path, default_environment: Environment, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(fields: dict[str, Any]) -> dict[str, Any]:
+        return {**written(fields), "version": "9.9", **change}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "written", changed)
+        async with a_server(folder, default_environment) as first:
+            process = os.dup((await first.start()).pidfd)
+            await first.handover.detach("s")
+    async with a_server(folder, default_environment) as second:
+        with pytest.raises(SandboxUnavailable, match=r"it was made by belljar 9\.9, and this is belljar \S+, which"):
+            await second.restore()
+        second.handover.withdraw("s")
+        await second.handover.end_unclaimed()
+        assert has_ended(process, within_s=LONG_S)
+    os.close(process)
+
+
+async def test_a_note_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    note_file = NoteFile()
+    os.pwrite(note_file.descriptor, json.dumps({"execution_id": "e", "later": 1}).encode().ljust(256), 0)
+    assert NoteFile(note_file.descriptor).note == RunningNote("e")
+    note_file.close()
 
 
 async def test_a_kernel_outside_a_sandbox_of_namespaces_is_not_deposited(

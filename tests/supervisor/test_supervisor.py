@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from belljar.distribution import own_version
 from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.inside.supervisor.packets import PACKET_BYTES
 from belljar.supervisor import Deposit, SupervisorClient, client, discovery, has_supervisor, open_supervisor
@@ -289,6 +290,8 @@ async def test_one_of_another_version_is_ended_and_replaced(
     monkeypatch.setattr(discovery, "PROCESS", later)
     second = lines.open()
     assert second.found == []
+    own = own_version()
+    assert second.refusal == f"it was made by belljar {own}, and this is belljar {own}, which cannot read it"
     await until_gone(pid, child.pid)
 
 

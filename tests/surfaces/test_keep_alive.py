@@ -14,12 +14,15 @@ import pytest
 from calls import Caller, connected, held, opened_runtime, until_said
 from keep_alive_servers import KeptDirectory, ServerRun, kept_directory
 
+from belljar.distribution import own_version
 from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.supervisor import open_supervisor
-from serving_process import alive
+from belljar.supervisor.deposit_format import FORM, written
+from left_deposits import PRESENT, kind_of, left_by, shape
+from serving_process import COLD, alive
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -339,6 +342,67 @@ async def test_a_server_without_keep_alive_leaves_what_is_kept_alive_to_one_with
         assert record.result is None
     assert "keep_alive is off, and sessions of an earlier server are kept alive" in caplog.text
     await see_it_go_on(directory, running)
+
+
+# Upgrades
+
+
+async def test_what_a_server_leaves_has_the_fields_of_its_form(directory: KeptDirectory) -> None:
+    async with engine(directory, fork_start=True) as (_, caller):
+        made = await caller.execute("x = 1")
+        await until_rewindable(caller, made.session_id, states=1)
+    seen = set[str]()
+    with open_supervisor(directory.folder, 0.01) as supervisor:
+        assert supervisor is not None
+        for key in supervisor.found:
+            deposit = supervisor.take(key)
+            for descriptor in deposit.descriptors:
+                os.close(descriptor)
+            seen.add(kind := kind_of(deposit.fields))
+            # Where they differ: raise FORM, and keep the present file as what the version before leaves.
+            assert shape(written(deposit.fields)) == shape(left_by(PRESENT)[kind])
+    assert seen >= {"session", "sandbox", "fresh checkpoint"}
+    await directory.until_empty()
+
+
+LATER = f"""
+from belljar.supervisor import deposit_format
+deposit_format.FORM = {FORM + 1}
+deposit_format.own_version = lambda: "9.9"
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+async def test_sessions_of_a_version_that_cannot_be_read_sleep_and_their_cells_end_in_words(
+    directory: KeptDirectory, *, is_killed: bool
+) -> None:
+    (plugins := directory.folder / "plugins").mkdir()
+    (plugins / "later.py").write_text(LATER)
+    with directory.server(BELLJAR_PLUGINS_DIRECTORY=str(plugins), **COLD) as first:
+        async with first.client() as client:
+            caller = Caller(client)
+            idle = await caller.execute("x = 1\nopen('file', 'w').write('kept')")
+            busy = await caller.execute("y = 1")
+            running = await caller.execute(held(), busy.session_id, wait_s=0)
+            await until_told(caller, running, "held")
+        first.kill() if is_killed else first.stop()
+    maker = f"it was made by belljar 9.9, and this is belljar {own_version()}, which cannot read it"
+    with directory.server(**COLD) as second:
+        async with second.client() as client:
+            caller = Caller(client)
+            ended = await caller.get(running.execution_id)
+            assert (ended.status, ended.stdout) == ("died", "held\n")
+            why = f"and it could not be taken over: {maker}"
+            assert ended.cause == f"its server ended without notice while it ran, {why}"
+            lost = await caller.execute("1", busy.session_id)
+            assert (lost.lost, lost.output[0].count(f"{why})")) == (["y"], 1)
+            # A server that stops has saved the variables of idle sessions.
+            woken = await caller.execute("open('file').read(), 'x' in globals()", idle.session_id)
+            assert (woken.result, woken.lost) == (f"('kept', {not is_killed})", ["x"] if is_killed else [])
+            for result in (idle, busy):
+                await caller.fields("clear_session", session_id=result.session_id)
+        second.stop()
+    await directory.until_empty()
 
 
 async def test_a_sandbox_that_cannot_be_handed_on_is_refused(directory: KeptDirectory) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from belljar.toolbox.base import CallRecord
 from belljar.toolbox.call_log import MAX_RECORDS
@@ -51,7 +51,11 @@ class NoteFile:
         self.note = RunningNote()
         text = os.pread(self.descriptor, _SIZE, 0)
         if text:
-            self.note = RunningNote(**json.loads(text))
+            noted = json.loads(text)
+            # Another version of belljar may have written more or less than this one knows.
+            self.note = RunningNote(
+                **{field.name: noted[field.name] for field in fields(RunningNote) if field.name in noted}
+            )
 
     def note_execution(self, execution_id: str, timeout_s: float) -> None:
         """Record that an execution has its turn, and forget the calls of the last one."""
@@ -78,9 +82,9 @@ class NoteFile:
         for place in range(_SIZE, os.fstat(self.descriptor).st_size, _CALL_BYTES):
             # Skip a record that was half written when the server was killed.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                fields = json.loads(os.pread(self.descriptor, _CALL_BYTES, place).strip(b"\0 "))
-                number = fields.pop("number")
-                noted[number] = CallRecord(**fields)
+                content = json.loads(os.pread(self.descriptor, _CALL_BYTES, place).strip(b"\0 "))
+                number = content.pop("number")
+                noted[number] = CallRecord(**content)
         return [noted[number] for number in sorted(noted)]
 
     def _write(self, note: RunningNote) -> None:

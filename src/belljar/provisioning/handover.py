@@ -132,6 +132,11 @@ class Handover(Protocol):
 
     # When the next server starts
 
+    @property
+    def refusal(self) -> str:
+        """Why nothing of what an earlier server left can be had, where that is so."""
+        ...
+
     def left(self) -> list[str]:
         """Return the ids of the sessions whose kernels an earlier server has deposited."""
         ...
@@ -165,6 +170,7 @@ class NoHandover:
     """Stands in for a `Handover` where all sessions end with the server: nothing is or was deposited."""
 
     is_on = False
+    refusal = ""
 
     async def faults(self) -> dict[str, str]:
         """Return nothing, because there is no part that could fail."""

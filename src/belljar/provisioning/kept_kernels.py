@@ -5,9 +5,11 @@ on, and the `NoteFile` that says what it runs. Of a checkpoint it is the wire al
 sandbox is deposited by its provider's `SandboxHandover`.
 """
 
+import logging
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +26,15 @@ from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, SandboxProcess
 from belljar.sandboxes.handover import SandboxHandover
-from belljar.supervisor import Deposit, SupervisorClient
+from belljar.supervisor import Deposit, SupervisorClient, unreadable
 from belljar.toolbox.base import CallRecord
 
-FORM = 2
-"""The version of the format of all that is deposited, sandboxes included. It is raised with every incompatible change.
-"""
 KERNELS = "session:"
 CHECKPOINTS = "copy:"
 TREE = "toolbox"
 _WIRE = 3
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,6 @@ class KernelHandover:
         keeper = [forked.listening_end] if forked is not None and forked.listening_end >= 0 else []
         extra = [extra_descriptor] if extra_descriptor >= 0 else []
         fields = {
-            "form": FORM,
             "sandbox": key,
             "pid": parts.kernel.wire.peer_pid,
             "is_copy": forked is not None,
@@ -166,6 +166,11 @@ class KernelHandover:
 
     # When the next server starts
 
+    @property
+    def refusal(self) -> str:
+        """See `Handover`."""
+        return self._supervisor.refusal
+
     def left(self) -> list[str]:
         """See `Handover`."""
         return [key.removeprefix(KERNELS) for key in self._supervisor.found if key.startswith(KERNELS)]
@@ -175,9 +180,9 @@ class KernelHandover:
         deposit = self._supervisor.take(f"{KERNELS}{session_id}")
         for descriptor in deposit.descriptors:
             os.close(descriptor)
-        _check_form(deposit.fields)
-        identity = deposit.fields["identity"]
-        return Identity(*identity) if identity else None
+        with _told_by_maker(deposit):
+            identity = deposit.fields["identity"]
+            return Identity(*identity) if identity else None
 
     async def restore(
         self, session_id: str, folders: KernelFolders, environment: Environment, restore_services: RestoreServices
@@ -186,11 +191,12 @@ class KernelHandover:
         deposit = self._supervisor.take(f"{KERNELS}{session_id}")
         left, fields = [*deposit.descriptors], deposit.fields
         try:
-            _check_form(fields)
-            kernel = await self._rebuild(session_id, folders, environment, restore_services, fields, left)
-            note_file = self._note_files[session_id]
-            note, calls, checkpoints = note_file.note, note_file.calls(), self._restore_checkpoints(session_id, kernel)
-            return RestoredKernel(kernel, note, calls, checkpoints, left.pop(0) if fields["has_entrusted"] else -1)
+            with _told_by_maker(deposit):
+                kernel = await self._rebuild(session_id, folders, environment, restore_services, fields, left)
+                note_file = self._note_files[session_id]
+                note, calls = note_file.note, note_file.calls()
+                checkpoints = self._restore_checkpoints(session_id, kernel)
+                return RestoredKernel(kernel, note, calls, checkpoints, left.pop(0) if fields["has_entrusted"] else -1)
         except BaseException:
             self.withdraw(session_id)
             raise
@@ -297,9 +303,14 @@ def _process_of(
     return processes[-1]
 
 
-def _check_form(fields: dict[str, Any]) -> None:
-    if fields.get("form") != FORM:
-        raise SandboxUnavailable(f"it was kept by another version of belljar (form {fields.get('form')}, not {FORM})")
+@contextmanager
+def _told_by_maker(deposit: Deposit) -> Generator[None]:
+    """Turn the error for fields that are not as expected into one that names the version that deposited them."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        log.warning("a deposit made by %s cannot be read: %r", deposit.maker, error)
+        raise unreadable(deposit.maker) from error
 
 
 def _check_lives(pidfd: int) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
 from belljar.sandboxes.cgroups import (
@@ -129,7 +130,8 @@ class ServerGroups:
         # Opening may have found that the host does not give what it seemed to.
         if not self._governed(limits):
             return None
-        self._deposit()
+        if not self._supervisor.has(KEY):
+            self._deposit()
         self._made += 1
         name = f"{''.join(filter(str.isalnum, session_id))[:32]}-{self._made}"
         self._group_count += 1
@@ -184,14 +186,21 @@ class ServerGroups:
     def keep_with(self, supervisor: SupervisorClient) -> None:
         """Have the supervisor hold the lock beyond the end of this server; take over an earlier server's groups."""
         self._supervisor = supervisor
-        if supervisor.has(KEY):
+        if not supervisor.has(KEY):
+            return
+        try:
             deposit = supervisor.take(KEY)
-            self._run, self._locks = deposit.fields["run"], deposit.descriptors
-            # A scope of systemd's is that server's own, and goes on with its supervisor, which starts the sandboxes.
-            if places := deposit.fields.get("places"):
-                self._places = {name: Path(place) for name, place in places.items()}
-            names = [folder.name for folder in self._left_there()]
-            self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
+        except SandboxUnavailable as error:
+            log.warning("the control groups of an earlier server are not taken over: %s", error.message)
+            supervisor.drop(KEY)
+            return
+        self._run, self._locks = deposit.fields["run"], deposit.descriptors
+        # A scope of systemd's is that server's own, and goes on with its supervisor, which starts the sandboxes.
+        if places := deposit.fields["places"]:
+            self._places = {name: Path(place) for name, place in places.items()}
+        names = [folder.name for folder in self._left_there()]
+        self._made = max((int(name.rpartition("-")[2]) for name in names), default=0)
+        self._deposit()  # in this version's format
 
     def restore(self, folders: dict[str, Path]) -> ControlGroup:
         """Return an earlier server's group, which is now for this server to remove."""
@@ -211,10 +220,9 @@ class ServerGroups:
         return [folder for place in set(self._places.values()) for folder in folders_below(place / self._run)]
 
     def _deposit(self) -> None:
-        if not self._supervisor.has(KEY):
-            folders = [str(place / self._run) for place in set(self._places.values())]
-            places = {name: str(place) for name, place in self._places.items()}
-            self._supervisor.store(KEY, Deposit({"run": self._run, "places": places}, self._locks, folders=folders))
+        folders = [str(place / self._run) for place in set(self._places.values())]
+        places = {name: str(place) for name, place in self._places.items()}
+        self._supervisor.store(KEY, Deposit({"run": self._run, "places": places}, self._locks, folders=folders))
 
     async def remove(self, group: ControlGroup) -> None:
         """Kill every process left in a group of this server, and remove the group."""

@@ -358,6 +358,7 @@ class Checkpoints:
             if not checkpoint.files_problem and checkpoint.label not in complete:
                 checkpoint.files_problem = "they were lost with an earlier server"
             self._lost.pop(checkpoint.execution_id, None)
+            self.watcher.on_change(checkpoint)  # another version of belljar may have deposited it
         self._checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
         # The last one is the present state of the session if no execution started from it.
         self.is_due = not self._checkpoints or bool(self._checkpoints[-1].execution_id)

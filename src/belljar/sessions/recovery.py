@@ -41,10 +41,11 @@ def recover(
             remove_tree(folder / entry.id)
             records.forget(entry.id)
             continue
-        for record in journal.unfinished(entry.id):
-            result = broken_off(journal, record, entry.variables, budget_chars, ended_at=ended_at.get(entry.run, 0.0))
-            journal.finish(result)
         why = why_lost(entry)
+        for record in journal.unfinished(entry.id):
+            ended = ended_at.get(entry.run, 0.0)
+            result = broken_off(journal, record, entry.variables, budget_chars, ended_at=ended, why=why)
+            journal.finish(result)
         end = f"{KILLED}, {why}" if why else KILLED
         records.put_to_sleep(entry.id, end)
         # Those of a session that had not woken yet when its server ended, or was saved in case its kernel would end.
@@ -57,11 +58,17 @@ def recover(
 
 
 def broken_off(
-    journal: Journal, record: ExecutionRecord, variables: tuple[str, ...], budget_chars: int, *, ended_at: float = 0.0
+    journal: Journal,
+    record: ExecutionRecord,
+    variables: tuple[str, ...],
+    budget_chars: int,
+    *,
+    ended_at: float = 0.0,
+    why: str = "",
 ) -> ExecutionResult:
     """Return the result of an execution whose server was killed: its output until then, and the cause.
 
-    `ended_at` is when that server was last known to run.
+    `ended_at` is when that server was last known to run, `why` says why the execution did not outlive it.
     """
     summary = Summary(budget_chars=budget_chars, uri=output_uri(record.id))
     sequence = 0
@@ -69,7 +76,9 @@ def broken_off(
         summary.add(event)
         sequence = event.sequence
     output, notices = summary.texts()
-    cause = f"{KILLED} while it ran" if record.has_begun else f"{KILLED} before its turn came; it never ran"
+    cause = f"{KILLED} before its turn came; it never ran"
+    if record.has_begun:
+        cause = f"{KILLED} while it ran, {why}" if why else f"{KILLED} while it ran"
     return ExecutionResult(
         success=False,
         status="died" if record.has_begun else "rejected",

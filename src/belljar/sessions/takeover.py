@@ -44,11 +44,10 @@ class Takeover:
             try:
                 await self._take(registry, entry)
             except (BelljarError, OSError, LookupError, TypeError, ValueError) as error:
-                # Also when another version of belljar deposited it in a form that this one cannot read: the server must
-                # start all the same.
-                ids = {"session_id": session_id}
-                log.warning("session %s cannot be taken over: %s", session_id, error, extra=ids)
-                self._failures[session_id] = getattr(error, "message", "") or str(error)
+                # The server must start all the same, whatever an earlier version of belljar has left.
+                self._failures[session_id] = reason = _reason(error)
+                ids, fault = {"session_id": session_id}, None if reason in str(error) else error
+                log.warning("session %s cannot be taken over: %s", session_id, reason, extra=ids, exc_info=fault)
                 self._handover.withdraw(session_id)
         await self._handover.end_unclaimed()
 
@@ -56,7 +55,7 @@ class Takeover:
         """Return why a session did not outlive its server; empty where no session does."""
         if not self._handover.is_on:
             return ""
-        if failure := self._failures.get(entry.id):
+        if failure := self._failures.get(entry.id) or self._handover.refusal:
             return f"and it could not be taken over: {failure}"
         if is_elsewhere(entry.environment):
             return f"which a session of {entry.environment} does not outlive"
@@ -72,6 +71,12 @@ class Takeover:
         session = registry.take_over(entry, folders, restored.kernel, token_log)
         await session.session_kernel.inherit(restored.checkpoints, store)
         _resume_executions(session, restored)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BelljarError):
+        return error.message
+    return str(error) if isinstance(error, OSError) else "what its server left of it cannot be read"
 
 
 def _set_aside(store: Path) -> Path:

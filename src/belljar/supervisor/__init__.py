@@ -5,6 +5,7 @@ descriptors and keys; only those who deposit them know what they mean.
 """
 
 from belljar.supervisor.client import Deposit, NoSupervisor, SupervisorClient, open_supervisor
+from belljar.supervisor.deposit_format import unreadable
 from belljar.supervisor.discovery import has_supervisor
 
-__all__ = ["Deposit", "NoSupervisor", "SupervisorClient", "has_supervisor", "open_supervisor"]
+__all__ = ["Deposit", "NoSupervisor", "SupervisorClient", "has_supervisor", "open_supervisor", "unreadable"]

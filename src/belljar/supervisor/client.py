@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from belljar.distribution import own_version
 from belljar.errors import SandboxUnavailable
 from belljar.inside.supervisor.packets import FORM, LOG, PACKET_BYTES, TAKEN, WELCOME, Unreceived, receive
 from belljar.supervisor import discovery
 from belljar.supervisor.children import SupervisedChild
+from belljar.supervisor.deposit_format import maker_of, read, unreadable, written
 
 # The connection. Requests go out at once and answers come in the same order. A supervisor that is stopped, or busy for
 # long, delays only those who wait for its answer, and them no longer than they choose. It does not know the requests.
@@ -175,6 +177,8 @@ class Deposit:
     """Whether the supervisor waits for another server while it has this."""
     folders: list[str] = field(default_factory=list[str])
     """Control groups that the supervisor removes when it ends everything."""
+    maker: str = ""
+    """Which belljar deposited it, in words, once it is taken."""
 
 
 class SupervisorClient:
@@ -187,6 +191,8 @@ class SupervisorClient:
         self._kept: set[str] = set()
         self.found: list[str] = []
         """The keys that an earlier server left."""
+        self.refusal = ""
+        """Why nothing of what an earlier server left can be had, where that is so."""
         self._pid = 0
         self._on_start: Callable[[int], None] | None = None
 
@@ -236,7 +242,8 @@ class SupervisorClient:
             return False
         if answer.get("form") != FORM:
             # A supervisor of another version has another protocol, so its deposits cannot be taken over.
-            log.warning("the supervisor is of another version of belljar, so the sessions that it keeps end")
+            self.refusal = unreadable(maker_of(answer)).message
+            log.warning("the supervisor's sessions cannot be taken over and end: %s", self.refusal)
             os.kill(answer["pid"], signal.SIGTERM)
             connection.wait(ANSWER_S)
             connection.close()
@@ -249,7 +256,7 @@ class SupervisorClient:
         return True
 
     def _introduction(self) -> dict[str, Any]:
-        return {"op": "attend", "patience_s": self._patience_s}
+        return {"op": "attend", "patience_s": self._patience_s, "version": own_version()}
 
     async def ensure_running(self) -> None:
         """Start another supervisor if it is gone."""
@@ -343,7 +350,7 @@ class SupervisorClient:
         request = {
             "op": "keep",
             "key": key,
-            "words": deposit.fields,  # the key that supervisors started by earlier versions know
+            "words": written(deposit.fields),  # the key that supervisors started by earlier versions know
             "children": deposit.children,
             "is_session": deposit.is_session,
             "folders": deposit.folders,
@@ -361,11 +368,18 @@ class SupervisorClient:
         self._ask(request, deposit.descriptors).add_done_callback(note)
 
     def take(self, key: str) -> Deposit:
-        """Return what is stored under a key, with descriptors that the caller owns. Blocks."""
+        """Return what is stored under a key, with descriptors that the caller owns. Blocks.
+
+        Raise SandboxUnavailable when there is nothing, or this version cannot read it.
+        """
         answer, descriptors = self._wait_in_thread(self._ask({"op": "take", "key": key}))
         if "error" in answer or answer.get("words") is None:
             raise SandboxUnavailable(f"{key} is not kept{': ' if 'error' in answer else ''}{answer.get('error', '')}")
-        return Deposit(answer["words"], descriptors)
+        try:
+            return Deposit(read(answer["words"]), descriptors, maker=maker_of(answer["words"]))
+        except SandboxUnavailable:
+            close_all(descriptors)
+            raise
 
     def has(self, key: str) -> bool:
         """Return whether something is stored under a key, as far as is known; see `wait_until_settled`."""

@@ -32,6 +32,8 @@ class SupervisorProcess:
         self._server: socket.socket | None = None
         self._children = Children()
         self._deposits = Deposits()
+        self._version = ""
+        """The version of the belljar that started this process."""
         self._patience_s = 0.0
         self._deadline = time.monotonic() + _END_S
         self._is_over = False
@@ -130,7 +132,8 @@ class SupervisorProcess:
     def _on_attend(self, request: "dict[str, Any]", _: "list[int]") -> Answer:
         """Answer a server that introduces itself, or tests whether we are here, with the keys of the deposits."""
         self._patience_s = float(request["patience_s"])
-        return {"keys": self._deposits.keys, "pid": os.getpid(), "form": FORM}, []
+        self._version = self._version or request.get("version", "")
+        return {"keys": self._deposits.keys, "pid": os.getpid(), "form": FORM, "version": self._version}, []
 
     def _on_start(self, request: "dict[str, Any]", descriptors: "list[int]") -> Answer:
         """Start a command, which gets the descriptors under the numbers in `targets`."""

@@ -118,11 +118,10 @@ class NamespaceHandover:
         return sandbox
 
     def _process_of(self, saved: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
-        child = _Gone(saved["pid"]) if saved["kills_maker"] else self._supervisor.find_child(saved["pid"])
+        child = _Gone(saved["pid"]) if saved["is_alone"] else self._supervisor.find_child(saved["pid"])
         process = NamespaceProcess(child, hops=saved["hops"])
         process.command = tuple(saved["command"])
-        is_alone, command_pid = saved["kills_maker"], saved["command_pid"]
-        process.restored(saved["first_pid"], descriptors.pop(0), command_pid, is_alone=is_alone)
+        process.restored(saved["first_pid"], descriptors.pop(0), saved["command_pid"], is_alone=saved["is_alone"])
         return process
 
 
@@ -164,7 +163,7 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
                 "command": [*process.command],
                 "command_pid": process.command_pid(),
                 "hops": process.hops,
-                "kills_maker": process.is_alone,  # the name that earlier versions read
+                "is_alone": process.is_alone,
             }
             for process in processes
         ],
@@ -195,10 +194,9 @@ def _spec_of(words: dict[str, Any]) -> SandboxSpec:
         scratch=Path(words["scratch"]),
         home=Path(words["home"]),
         readable=tuple(map(Path, words["readable"])),
-        folders=tuple(HostFolder(**folder) for folder in words.get("folders", ())),
-        # An earlier version deposited none.
-        devices={inside: Path(path) for inside, path in words.get("devices", {}).items()},
+        folders=tuple(HostFolder(**folder) for folder in words["folders"]),
+        devices={inside: Path(path) for inside, path in words["devices"].items()},
         limits=Limits(**words["limits"]),
         identity=Identity(*words["identity"]) if words["identity"] else None,
-        keeps_set_ids=words.get("keeps_set_ids", False),
+        keeps_set_ids=words["keeps_set_ids"],
     )
