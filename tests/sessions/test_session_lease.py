@@ -1,6 +1,8 @@
 """How long a session may stay."""
 
-from belljar.sessions.session import Lease, iso
+import pytest
+
+from belljar.sessions.session import Lease, idle_time, iso
 
 
 def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None:
@@ -13,6 +15,14 @@ def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None
     assert sleeper is not None
     assert sleeper.instructions.endswith("It sleeps after 30 idle minutes and wakes with the next call.")
     assert lease.notice() is None
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "words"),
+    [(2, "2 idle seconds"), (60, "1 idle minutes"), (100, "1.7 idle minutes"), (86_400, "1440 idle minutes")],
+)
+def test_a_time_without_use_is_told_without_a_row_of_decimals(idle_s: float, words: str) -> None:
+    assert idle_time(idle_s) == words
 
 
 def test_a_session_that_is_older_than_its_server_was_told_of() -> None:

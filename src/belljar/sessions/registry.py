@@ -41,7 +41,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
-from belljar.sessions.session import Session, iso
+from belljar.sessions.session import Session, idle_time, iso
 from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
 
@@ -415,12 +415,12 @@ class Registry:
 
     async def sweep(self) -> list[str]:
         """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""
-        minutes = round(self.settings.session_idle_s / 60, 2)
+        idle = idle_time(self.settings.session_idle_s)
         ended: list[str] = []
         for session in self.all():
             # Checked one by one, because this session may have been used or cleared while the last one ended.
             if session.id in self._sessions and session.is_expired and self.closer.has_room_for(session):
-                await self.closer.retire(session, f"expired at {iso(time.time())} after {minutes:g} idle minutes")
+                await self.closer.retire(session, f"expired at {iso(time.time())} after {idle}")
                 ended.append(session.id)
         await self.closer.forget_outdated()
         return ended

@@ -459,8 +459,13 @@ def _ignore_exception(task: asyncio.Task[Any]) -> None:
 # The lease of a session
 
 INSTRUCTIONS = "Pass this session_id in the next calls: variables and files stay."
-SLEEPS = "It sleeps after {minutes:g} idle minutes and wakes with the next call."
-ENDS = "It ends after {minutes:g} idle minutes."
+SLEEPS = "It sleeps after {idle} and wakes with the next call."
+ENDS = "It ends after {idle}."
+
+
+def idle_time(idle_s: float) -> str:
+    """Return a time without use as people say it, such as "30 idle minutes"."""
+    return f"{round(idle_s / 60, 1):g} idle minutes" if idle_s >= 60 else f"{idle_s:g} idle seconds"
 
 
 class Lease:
@@ -511,7 +516,7 @@ class Lease:
         if self._is_noticed:
             return None
         self._is_noticed = True
-        end = (SLEEPS if self._sleeps else ENDS).format(minutes=self._idle_s / 60)
+        end = (SLEEPS if self._sleeps else ENDS).format(idle=idle_time(self._idle_s))
         instructions = f"{INSTRUCTIONS} {end}"
         if names := [f"GPU {gpu.index} ({gpu.name})" for gpu in self._find_gpus()]:
             instructions += f" It has {', '.join(names)}."
