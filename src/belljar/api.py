@@ -81,7 +81,8 @@ class Engine:
         sessions_of_block: list[LocalSession] = []
         handle = LocalSession(self._runtime, session.id, sessions_of_block)
         try:
-            await session.start()
+            with session.in_use():
+                await session.start()
             yield handle
         finally:
             for each in [*sessions_of_block]:

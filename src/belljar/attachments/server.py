@@ -109,8 +109,9 @@ class _AttachedPeer:
         self._owner = f"jupyter:{_peer_name(self._stream)}"
         await self._registry.make_room(self._owner)
         session = self._registry.create(self._owner, environment=wanted.environment, reason="a Jupyter kernel")
-        await session.start()
-        return attach(self._registry, session)
+        with session.in_use():
+            await session.start()
+            return attach(self._registry, session)
 
     async def _converse(self, attached: LocalAttachment) -> None:
         loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from belljar.errors import TooLarge
-from belljar.files.disk_usage import FolderUsage, files_within, usage
+from belljar.files.disk_usage import FolderUsage, files_within, turn_to_add, usage
 from belljar.settings import MEBIBYTE
 
 # What an installer writes besides the packages while it runs: its cache, pages of the index, its own records.
@@ -60,12 +60,31 @@ class InstallRoom:
             )
         return left
 
-    async def check_fits(self, tree: Path) -> None:
-        """Raise `NoRoom` if a tree of packages that is about to be added does not fit."""
-        if self.is_limited:
+    @asynccontextmanager
+    async def room_for(self, tree: Path) -> AsyncGenerator[None]:
+        """Let the block add a tree of packages, or raise `NoRoom` if it does not fit; one block at a time."""
+        if not self.is_limited:
+            yield
+            return
+        async with turn_to_add(self._folders[0]):
             left = await self.measure_left()
             if exceeds(await to_thread.run_sync(usage, [tree]), left):
                 raise self.refusal(left)
+            yield
+
+    @asynccontextmanager
+    async def room_for_file(self, size: int) -> AsyncGenerator[None]:
+        """Let the block add a file of `size` bytes, or raise `TooLarge` if it does not fit; one block at a time."""
+        if not self.is_limited:
+            yield
+            return
+        async with turn_to_add(self._folders[0]):
+            if size > (await self.measure_left()).size_bytes:
+                raise TooLarge(
+                    f"disk_full: {size:,} bytes more do not fit into disk_mb = {self._limit_mb}",
+                    hint="Delete files in the session folder first, with code such as os.remove(name)",
+                )
+            yield
 
     def refusal(self, left: FolderUsage) -> NoRoom:
         """Return the error for packages that need more than is left."""

@@ -326,9 +326,9 @@ class _Installation:
         """Move what was fetched into the layer, and report each change."""
         before = await to_thread.run_sync(check_installed, self.environment, self.layer, [*pins])
         tree = self.staging / TREE
-        await self.room.check_fits(tree)
-        await to_thread.run_sync(take_over, tree)
-        await to_thread.run_sync(move_into, self.layer, tree)
+        async with self.room.room_for(tree):
+            await to_thread.run_sync(take_over, tree)
+            await to_thread.run_sync(move_into, self.layer, tree)
         for status, (name, version) in zip(before, pins.items(), strict=True):
             self.on_change(PackageChange(name, status.version, str(version)))
 

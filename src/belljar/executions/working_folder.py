@@ -6,13 +6,14 @@ session and the execution decide which cell is stopped and what its caller reads
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from belljar.errors import TooLarge
 from belljar.executions.shared_folder import SharedFolder
-from belljar.files.disk_usage import FolderUsage, files_within, small_usage, usage
+from belljar.files.disk_usage import FolderUsage, files_within, small_usage, turn_to_add, usage
 from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
 from belljar.models import FileReference
 from belljar.settings import MEBIBYTE
@@ -84,6 +85,13 @@ class DiskQuota:
         is_much = 2 * seen.size_bytes > self._limit or 2 * seen.files > self._files_limit
         if self._limit and (self.is_over or is_much or not is_all):
             await self.measure()
+
+    @asynccontextmanager
+    async def room_for(self, size: int) -> AsyncGenerator[None]:
+        """Let the block write a file of `size` bytes, or refuse it if it would not fit; one block at a time."""
+        async with turn_to_add(self._folders[0]):
+            await self.check_room(size)
+            yield
 
     async def check_room(self, size: int) -> None:
         """Refuse a file of `size` bytes that would not fit."""

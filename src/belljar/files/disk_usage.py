@@ -4,11 +4,13 @@ It counts blocks, not sizes, so that a sparse file counts for what it fills; a h
 descriptor and follows no symlink. Blocking; call `usage` in a thread.
 """
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ENTRIES = 20_000
@@ -39,6 +41,18 @@ class FolderUsage:
 def files_within(limit_mb: int) -> int:
     """Return how many files and folders go with a limit on bytes, because a disk runs out of inodes too."""
     return max(_FEWEST_FILES, _FILES_PER_MB * limit_mb)
+
+
+_turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+
+
+def turn_to_add(folder: Path) -> asyncio.Lock:
+    """Return the lock of a folder with a limit, and of those that count with it.
+
+    Whoever adds to them holds it from the check for room until everything is written: otherwise several callers at once
+    would each be given the same room.
+    """
+    return _turns.setdefault(folder, asyncio.Lock())
 
 
 class _TooMuch(Exception):

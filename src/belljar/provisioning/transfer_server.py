@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
 from belljar import ipc
@@ -67,7 +68,8 @@ class Transfers:
         # Not in memory, where four files at once would be half a gigabyte of the server's, for each session.
         with tempfile.TemporaryFile(dir=self._folder.parent) as file:
             size = await fetch_https_into(file, url, limit, reach=self._reach)
-            await asyncio.to_thread(self._workspace.write_from, name, file.fileno(), limit)
+            async with self._room.room_for_file(size):
+                await to_thread.run_sync(self._workspace.write_from, name, file.fileno(), limit)
         return size
 
     async def send(self, url: str, name: str) -> int:

@@ -7,9 +7,11 @@ as an unknown one.
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from belljar.errors import Busy, ExecutionNotFound, InvalidArgument, TooLarge
 from belljar.executions.execution import Execution
@@ -47,6 +49,11 @@ class ExecutionHistory:
         self._folder = folder
         self._journal = journal
         self._settings = settings
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def turn_to_submit(self, key: str, principal: str) -> AbstractAsyncContextManager[Any]:
+        """Return a lock that is held from a look at a key to the submission under it; none where there is no key."""
+        return self._turns.setdefault((principal, key), asyncio.Lock()) if key else nullcontext()
 
     def find(self, execution_id: str, principal: str) -> Execution | None:
         """Return a live or recent execution of the caller; None when only the journal may have it."""

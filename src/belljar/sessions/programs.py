@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,7 +87,6 @@ class ProgramRunner:
         self._admission = sessions.admission
         self._principal = principal
         self._is_open = False
-        self.writing = asyncio.Lock()
 
     async def open(self) -> None:
         """Open the folder of code files and remove leftovers, if that was not done yet."""
@@ -103,9 +102,9 @@ class ProgramRunner:
                 if code_folder.stat().st_mtime < time.time() - _LEFTOVER_S:
                     remove_tree(code_folder)
 
-    async def check_room(self, environment: Environment, size: int) -> None:
-        """Refuse `size` bytes that would not fit."""
-        await self._quota(self.layer(environment)).check_room(size)
+    def room_for(self, environment: Environment, size: int) -> AbstractAsyncContextManager[None]:
+        """Let a block write `size` bytes of code, or refuse them if they would not fit; one block at a time."""
+        return self._quota(self.layer(environment)).room_for(size)
 
     def layer(self, environment: Environment) -> Path:
         """Return the folder of packages that were installed for this caller's code in an environment."""

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,8 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
+        self._expected: Counter[str] = Counter()
+        """How many sessions of each principal are being forked: they count as open."""
         self.changes = ChangeLog()
         """What happens to its sessions, for monitors."""
         self.inbox = Inbox(journal, settings.ask_in_console)
@@ -166,7 +168,10 @@ class Registry:
         origin.queue.check_idle()
         before = origin.state_before(at) if isinstance(at, int) or at.isdecimal() else at
         await self.make_room(principal, spared=origin)
-        self._check_room(principal)
+        with self._expecting(principal):
+            return await self._fork(origin, principal, before, reseed=reseed)
+
+    async def _fork(self, origin: Session, principal: str, before: str, *, reseed: bool) -> tuple[Session, SessionFork]:
         async with origin.turn:
             forked = await fork_kernel(origin, self._starter, self._folder, at=before, reseed=reseed)
             reason = f"fork of {origin.id}"
@@ -221,18 +226,35 @@ class Registry:
 
     def _giver(self, principal: str) -> str | None:
         """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
-        if len(self._sessions) < self._most_per_owner:
+        if self._count() < self._most_per_owner:
             return None  # without a look at all sessions
-        counts = Counter(session.principal for session in self._sessions.values())
+        counts = Counter(session.principal for session in self._sessions.values()) + self._expected
         if counts[principal] >= self._most_per_owner:
             return principal
-        if len(self._sessions) < self.settings.max_sessions:
+        if self._count() < self.settings.max_sessions:
             return None
         largest = max(counts, key=lambda owner: (counts[owner], owner == principal))
         return largest if counts[largest] > counts[principal] + 1 else principal
 
+    def _count(self) -> int:
+        """Return how many sessions are open or being forked."""
+        return len(self._sessions) + self._expected.total()
+
+    @contextmanager
+    def _expecting(self, principal: str) -> Generator[None]:
+        """Keep the place of a session that the block opens later, after it has awaited something."""
+        self._check_room(principal)
+        self._expected[principal] += 1
+        try:
+            yield
+        finally:
+            self._expected[principal] -= 1
+            self._expected += Counter()  # removes those that are zero
+
     def _check_room(self, principal: str) -> None:
-        own, is_full = len(self.of(principal)), len(self._sessions) >= self.settings.max_sessions
+        """Refuse another session where there is no room; whoever asks opens it before it awaits anything."""
+        own = len(self.of(principal)) + self._expected[principal]
+        is_full = self._count() >= self.settings.max_sessions
         if own >= self._most_per_owner and not is_full:
             raise Busy(
                 f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "

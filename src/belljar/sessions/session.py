@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
+from anyio import to_thread
+
 from belljar.errors import CopyRefused, KernelDied
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
@@ -299,8 +301,8 @@ class Session:
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file into the folder, if there is room."""
         self.workspace.check_name(name)
-        await self.quota.check_room(len(data))
-        await asyncio.to_thread(self.workspace.write, name, data)
+        async with self.quota.room_for(len(data)):
+            await to_thread.run_sync(self.workspace.write, name, data)
 
     def _on_growth(self) -> None:
         """Stop the cell that runs, or what a cell left running, because the folder is over its limit and grows."""

@@ -103,7 +103,8 @@ class SkillSaver:
             if session.skills is None:
                 raise InvalidArgument("skills cannot be saved here", hint="The operator can set skills to on")
             session.skills.candidate = content
-            await self._check_policy(session, content)
+            with session.in_use():
+                await self._check_policy(session, content)
             await self._run(session, content, _COMPILE.format(name=content.name), "it does not compile")
             modules = _modules(content)
             await self._run(session, content, _IMPORT.format(modules=modules), "it does not import")

@@ -158,15 +158,19 @@ class InterpreterSurface:
                 filename=filename,
                 client=client_name(ctx),
             )
-            if idempotency_key:
-                known = self._sessions.executions.submitted(idempotency_key, cell.code, current_principal())
-                if known is not None:
-                    return await self._answer_again(known, ctx, wait_s)
-            session = await find_or_create_session(self._sessions, session_id)
-            session_id = session.id
-            if filename:
-                session.workspace.check_name(filename)
-            execution = session.submit(cell, idempotency_key)
+            executions, principal = self._sessions.executions, current_principal()
+            execution, known = None, None
+            async with executions.turn_to_submit(idempotency_key, principal):
+                if idempotency_key:
+                    known = executions.submitted(idempotency_key, cell.code, principal)
+                if known is None:
+                    session = await find_or_create_session(self._sessions, session_id)
+                    session_id = session.id
+                    if filename:
+                        session.workspace.check_name(filename)
+                    execution = session.submit(cell, idempotency_key)
+            if execution is None:
+                return await self._answer_again(known or "", ctx, wait_s)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx)
         return await self._answer(execution, ctx, wait_s, names_session=names_session)
@@ -249,13 +253,14 @@ class InterpreterSurface:
         principal = current_principal()
         await self._sessions.make_room(principal)
         session = self._sessions.create(principal, environment=environment, reason=reason, gpus=gpus)
-        try:
-            waits_for = await start_reporting(session, ctx)
-        except BaseException:
-            await self._sessions.clear(session.id, principal)
-            raise
-        notice = session.lease.notice()
-        info = await asyncio.to_thread(session.info)
+        with session.in_use():  # otherwise another caller's new session could make this one go, blank as it is
+            try:
+                waits_for = await start_reporting(session, ctx)
+            except BaseException:
+                await self._sessions.clear(session.id, principal)
+                raise
+            notice = session.lease.notice()
+            info = await asyncio.to_thread(session.info)
         lines = [f"session_id: {info.session_id}", waits_for, notice.instructions if notice else ""]
         return model_blocks(info, "\n".join(filter(None, lines)))
 

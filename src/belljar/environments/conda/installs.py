@@ -123,9 +123,9 @@ async def install_from_channels(
     answer = read_answer(uv_answer, len(asked))
     if answer.installed:
         tree = staging / _TREE
-        await room.check_fits(tree)
-        await to_thread.run_sync(take_over, tree)
-        await to_thread.run_sync(move_into_prefix, layer, tree, environment.prefix, environment.version)
+        async with room.room_for(tree):
+            await to_thread.run_sync(take_over, tree)
+            await to_thread.run_sync(move_into_prefix, layer, tree, environment.prefix, environment.version)
     taken = {asked[number]: name for number, name in answer.taken.items()}
     unknown, refused = (
         {asked[number]: reason[:_REASON_LIMIT] for number, reason in reasons.items()}

@@ -140,8 +140,7 @@ class ExecutorSurface:
         runner = await self._open_runner()
         name = runner.storage.name_of(file_path)
         self._check_size(content)
-        await runner.check_room(await self._environment(ctx), len(content))
-        async with runner.writing:
+        async with runner.room_for(await self._environment(ctx), len(content)):
             await asyncio.to_thread(runner.storage.append, name, content)
         return {"status": "success", "message": f"{name} goes on.", "file_path": runner.storage.path(name)}
 
@@ -238,8 +237,8 @@ class ExecutorSurface:
         runner = await self._open_runner()
         self._check_size(code)
         name = runner.storage.new_name(filename)
-        await runner.check_room(await self._environment(ctx), len(code))
-        await asyncio.to_thread(runner.storage.create, name, code)
+        async with runner.room_for(await self._environment(ctx), len(code)):
+            await asyncio.to_thread(runner.storage.create, name, code)
         return runner, name
 
     def _check_size(self, code: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
+from anyio import to_thread
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
@@ -160,10 +161,10 @@ class Files:
     async def _keep(self, session: Session, name: str, file: BinaryIO, size: int) -> FileEntry:
         try:
             session.workspace.check_name(name)
-            await session.quota.check_room(size)
             await asyncio.to_thread(_rewound, file)
             limit = self._settings.max_upload_bytes
-            await asyncio.to_thread(session.workspace.write_from, name, file.fileno(), limit)
+            async with session.quota.room_for(size):
+                await to_thread.run_sync(session.workspace.write_from, name, file.fileno(), limit)
             return await asyncio.to_thread(session.workspace.look_at, name)
         except BelljarError as error:
             raise problem_of(error, "file") from None
