@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def loaded(folder: Path) -> Plugins:
 
 def errors(found: Plugins) -> dict[str, str]:
     return {record.name: record.error for record in found.records}
+
+
+def own(verdict: Verdict, counted: list[Verdict] | None = None) -> Callable[[], Awaitable[Verdict]]:
+    async def judge() -> Verdict:
+        if counted is not None:
+            counted.append(verdict)
+        return verdict
+
+    return judge
 
 
 def test_every_hook_says_in_one_line_what_it_is_for():
@@ -82,14 +92,14 @@ async def test_the_strictest_verdict_counts_and_plugins_come_before_the_policy(f
     write(folder, "a", "@hookimpl\ndef judge_tool_call(call): return Verdict('ask', 'it costs money')\n")
     write(folder, "b", "@hookimpl\nasync def judge_tool_call(): return Verdict('allow')\n")
     found = loaded(folder)
-    verdict = await found.judge_tool_call(CALL, lambda: Verdict("allow"))
+    verdict = await found.judge_tool_call(CALL, own(Verdict("allow")))
     assert verdict == Verdict("ask", "the plugin a: it costs money", "plugin:a")
-    verdict = await found.judge_tool_call(CALL, lambda: Verdict("ask", "it may destroy", "destructive"))
+    verdict = await found.judge_tool_call(CALL, own(Verdict("ask", "it may destroy", "destructive")))
     assert verdict == Verdict("ask", "the plugin a: it costs money; it may destroy", "destructive")
-    assert (await found.judge_tool_call(CALL, lambda: Verdict("deny", "no", "tools.1"))).rule == "tools.1"
+    assert (await found.judge_tool_call(CALL, own(Verdict("deny", "no", "tools.1")))).rule == "tools.1"
     write(folder, "c", "@hookimpl\ndef judge_tool_call(call): return Verdict('deny', 'never')\n")
-    counted: list[int] = []
-    verdict = await loaded(folder).judge_tool_call(CALL, lambda: counted.append(1) or Verdict("allow"))
+    counted: list[Verdict] = []
+    verdict = await loaded(folder).judge_tool_call(CALL, own(Verdict("allow"), counted))
     assert (verdict.decision, counted) == ("deny", [])  # what a plugin refuses does not count towards the policy
 
 

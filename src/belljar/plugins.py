@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -223,7 +223,9 @@ class Plugins:
 
     # Guardrails
 
-    async def judge_tool_call(self, call: ToolCallFacts, own: Callable[[], Verdict] | None = None) -> Verdict:
+    async def judge_tool_call(
+        self, call: ToolCallFacts, own: Callable[[], Awaitable[Verdict]] | None = None
+    ) -> Verdict:
         """Return the strictest verdict on a call.
 
         The session's guard, `own`, takes part after all plugins, because it counts the calls that it allows.
@@ -233,7 +235,7 @@ class Plugins:
             strictest = _stricter(strictest, await self._verdict(implementation, call=call))
             if strictest.decision == "deny":
                 return strictest
-        return _stricter(strictest, own()) if own is not None else strictest
+        return _stricter(strictest, await own()) if own is not None else strictest
 
     async def judge_code(self, cell: CellFacts) -> list[Verdict]:
         """Return the plugins' verdicts on a cell, until the first that refuses it."""

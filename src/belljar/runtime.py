@@ -269,7 +269,7 @@ async def open_runtime(
                 try:
                     identified = IdentifiedSessions(registry)
                     async with (
-                        open_workflows(workflows, goes_on=takes_runs),
+                        open_workflows(workflows, preparing if takes_runs else None),
                         watching_servers(runs, name, settings.sweep_interval_s, is_told=takes_runs),
                     ):
                         yield Runtime(

@@ -118,17 +118,19 @@ def test_code_behind_a_command_that_a_carriage_return_ends_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "most_chars", "reason"),
+    ("code", "most_tokens", "reason"),
     [
-        ("!ls\n" * 6, 1_000_000, "IPython reads no more than 5 magics in a cell"),
-        ("%time " * 50 + "1", 1_000_000, "magics in magics without end"),
-        ("%%time\n>>> " * 50 + "1", 1_000_000, "magics in magics without end"),
-        ("if x:\n" + " pass\n" * 500 + " !ls\n" * 4, 1_000, "so many magics in so long a cell"),
+        ("!ls\n" * 6, 1_000, "IPython reads no more than 5 magics in a cell"),
+        ("%time " * 50 + "1", 10_000, "magics in magics without end"),
+        ("%%time\n>>> " * 50 + "1", 10_000, "magics in magics without end"),
+        ("if x:\n" + " pass\n" * 500 + " !ls\n" * 4, 1_500, "so many magics in so long a cell"),
+        ("a\n" * 1_000, 10_000, "2,000 words and signs take too long to read"),
     ],
 )
-def test_reading_comes_to_an_end(code: str, most_chars: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_comes_to_an_end(code: str, most_tokens: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.policy.cell_syntax._MAX_TRANSFORMS", 5)
-    monkeypatch.setattr("belljar.policy.cell_syntax._MAX_CHARS", most_chars)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MAX_TOKENS", 1_500)
+    monkeypatch.setattr("belljar.policy.cell_syntax._MAX_TOKENS_READ", most_tokens)
     with pytest.raises(Unreadable, match=reason):
         read_cell(code)
 

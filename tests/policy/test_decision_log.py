@@ -1,5 +1,6 @@
 """The decision log: every decision on record, no value in it, and an end to its growth."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path)
     guard = Guard(
         compile_policy(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "someone@example.com"
     )
-    verdict = guard.judge("mail", "send", {"to": "a-secret"}, read_only=False, destructive=True)
+    verdict = asyncio.run(guard.judge("mail", "send", {"to": "a-secret"}, read_only=False, destructive=True))
     guard.record_decision("mail", "send", verdict, "declined")
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)

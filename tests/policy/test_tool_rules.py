@@ -1,5 +1,6 @@
 """Rules for tools: who may call what, how often, and with which arguments."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def judged(
     destructive: bool = True,
 ) -> Verdict:
     server, _, tool = name.partition(".")
-    return guard.judge(server, tool, arguments or {}, read_only=read_only, destructive=destructive)
+    return asyncio.run(guard.judge(server, tool, arguments or {}, read_only=read_only, destructive=destructive))
 
 
 def decision(text: str, name: str, arguments: dict[str, Any] | None = None, **claims: bool) -> tuple[str, str]:
@@ -68,13 +69,13 @@ def test_the_first_rule_that_decides_wins(name: str, expected: tuple[str, str]) 
 
 
 def test_a_dot_in_a_tools_name_does_not_make_it_another_servers() -> None:
-    verdict = guard(FIRST_WINS).judge("git.get_x", "y", {}, read_only=False, destructive=True)
+    verdict = asyncio.run(guard(FIRST_WINS).judge("git.get_x", "y", {}, read_only=False, destructive=True))
     assert verdict.decision == "deny"
 
 
 def test_a_server_with_a_dot_in_its_name_is_not_passed_by() -> None:
     rules = guard('[[tools]]\nmatch = "acme.crm.delete_*"\ndecision = "deny"')
-    verdict = rules.judge("acme.crm", "delete_all", {}, read_only=False, destructive=True)
+    verdict = asyncio.run(rules.judge("acme.crm", "delete_all", {}, read_only=False, destructive=True))
     assert verdict.decision == "deny"
 
 
@@ -166,7 +167,18 @@ def test_values_too_deep_or_too_many_to_be_checked_are_refused() -> None:
 def test_macros_in_macros_do_not_go_through_values_without_end() -> None:
     nested = guard('[[tools]]\nmatch = "*"\nrequire = "arguments.x.all(a, arguments.x.all(b, a + b >= 0))"')
     assert judged(nested, "a.b", {"x": [1, 2, 3]}).decision == "allow"
-    assert "too many values" in judged(nested, "a.b", {"x": [0] * 50_000}).reason
+    assert "cannot be told: it takes more than 2 s" in judged(nested, "a.b", {"x": [0] * 50_000}).reason
+    assert judged(nested, "a.b", {"x": [1, 2, 3]}).decision == "allow"
+
+
+def test_calls_that_are_judged_at_once_are_counted_one_by_one() -> None:
+    counted = guard('[[tools]]\nmatch = "*"\nrequire = "calls < 3 && arguments.x.all(a, a > 0)"')
+
+    async def all_at_once() -> list[Verdict]:
+        calls = (counted.judge("a", "b", {"x": [1]}, read_only=False, destructive=True) for _ in range(12))
+        return await asyncio.gather(*calls)
+
+    assert [verdict.decision for verdict in asyncio.run(all_at_once())].count("allow") == 3
 
 
 def test_a_pattern_that_would_stall_another_engine_is_answered_at_once() -> None:

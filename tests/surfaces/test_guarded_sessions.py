@@ -317,8 +317,8 @@ async def test_guardrails_that_are_switched_off_guard_nothing(default_environmen
     guarded = read_guardrails(settings_for(default_environment, tmp_path, **chosen)).guard("s", "p", tmp_path)
     code = "import os\nos.system('ls')\nopen('f', 'w')"
     assert [finding.line for finding in (await guarded.examine(code, "")).findings] == [2, 3]
-    assert guarded.judge("a", "b", {}, read_only=True, destructive=False).decision == "deny"
+    assert (await guarded.judge("a", "b", {}, read_only=True, destructive=False)).decision == "deny"
     off = read_guardrails(settings_for(default_environment, tmp_path, guardrails=False, **chosen))
     free = off.guard("s", "p", tmp_path)
     assert (await free.examine(code, "")).decision == "allow"
-    assert free.judge("a", "b", {}, read_only=True, destructive=False).decision == "allow"
+    assert (await free.judge("a", "b", {}, read_only=True, destructive=False)).decision == "allow"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from belljar.environments import Environment
+from belljar.journal.run_records import RunRecords
 from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings
+from belljar.workflows.workflows import MAX_TRIES
 from waiting import until
 from workflow_texts import code, form, loop, workflow
 
@@ -83,3 +85,28 @@ async def test_a_question_outlives_its_server_and_a_finished_step_is_not_run_aga
         info = shown(runtime, run.id)
         assert info.result == [4, "x!", [2, 3], 4]
         assert {step.step: step.attempt for step in info.steps}["a"] == 1
+
+
+async def test_a_run_that_no_server_outlives_is_set_aside_and_named_until_somebody_resumes_it(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    text = workflow(code("a", "seen = []"), code("b", f"{GATE}1", repeat=True))
+    async with engine(default_environment, tmp_path) as runtime:
+        run = await runtime.workflows.start(runtime.workflows.library.from_text(text), "local")
+        await until(lambda: shown(runtime, run.id).step == "b")
+        # From here on servers end without a word, as one that hangs and is killed.
+        monkeypatch.setattr(RunRecords, "release", lambda *_: None)
+    for _ in range(MAX_TRIES):
+        async with engine(default_environment, tmp_path, takes_runs=True) as runtime:
+            await until(lambda: runtime.workflows.record(run.id, "local").server == runtime.name)
+    monkeypatch.undo()
+    async with engine(default_environment, tmp_path, takes_runs=True) as runtime:
+        await until(lambda: runtime.workflows.record(run.id, "local").end)
+        info = shown(runtime, run.id)
+        assert info.state == "interrupted"
+        assert info.reason == "set aside: 3 servers in a row ended soon after they went on with it"
+        assert f"`belljar workflow resume {run.id}` goes on with it" in caplog.text
+        (workspace,) = (tmp_path / "data" / "sessions").glob("*/workspace")
+        (workspace / "go").touch()
+        await runtime.workflows.resume(run.id, "local")
+        await until(lambda: shown(runtime, run.id).state == "done")

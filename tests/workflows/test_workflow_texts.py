@@ -213,15 +213,37 @@ async def test_depth_and_size_are_bounded():
     assert "steps are nested more than 8 deep" in await refusal(workflow(*inner))
 
 
-def test_expressions_are_bounded():
-    many = "{{ " + "[0,1,2,3,4,5,6,7,8,9].map(x, " * 8 + "1" + ")" * 8 + " }}"
-    with pytest.raises(TemplateFailed, match="too many values"):
-        rendered(many, {})
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("[0,1,2,3,4,5,6,7,8,9].map(x, " * 8 + "1" + ")" * 8, "more than 2 s"),
+        ("size(items.map(i, '" + "A" * 9_000 + "')) > 0", "more than 2 s"),
+        ("+".join(["v"] * 4_000), "more than"),  # seconds or megabytes, whatever comes first
+    ],
+)
+async def test_an_expression_that_takes_too_much_is_an_error_of_that_expression(expression: str, told: str):
+    values = {"items": [*range(20_000)], "v": "v" * 200_000}
+    with pytest.raises(TemplateFailed, match=told):
+        await rendered(f"{{{{ {expression} }}}}", values)
+    assert await rendered("{{ items.filter(i, i > 19998) }}", {"items": [1, 19_999]}) == [19_999]
+
+
+async def test_the_values_of_a_text_are_bounded_together():
+    with pytest.raises(TemplateFailed, match="262,144 bytes together"):
+        await rendered(["{{ long }}"] * 1_000, {"long": "v" * 1_000})
+
+
+async def test_expressions_give_plain_values():
     with pytest.raises(TemplateFailed, match="104,857,600 bytes"):
-        rendered("{{ load.result }}", {"load": {"result_bytes": 100 * 1024 * 1024}})
-    assert rendered("{{ {'a': {'b': '}}'}}['a']['b'] }}", {}) == "}}"
-    assert rendered("{{ n }} of {{ l }}", {"n": 1, "l": [1, "a"]}) == '1 of [1, "a"]'
-    assert rendered({"x": ["{{ n + 1 }}"]}, {"n": 1}) == {"x": [2]}
+        await rendered("{{ load.result }}", {"load": {"result_bytes": 100 * 1024 * 1024}})
+    assert await rendered("{{ {'a': {'b': '}}'}}['a']['b'] }}", {}) == "}}"
+    assert await rendered("{{ n }} of {{ l }}", {"n": 1, "l": [1, "a"]}) == '1 of [1, "a"]'
+    assert await rendered({"x": ["{{ n + 1 }}"]}, {"n": 1}) == {"x": [2]}
+    # The same from the process that evaluates what is not small.
+    times = "{{ l.map(x, [duration('90s'), timestamp('2026-01-02T03:04:05Z'), x]) }}"
+    assert await rendered(times, {"l": [1.5]}) == [[90.0, "2026-01-02T03:04:05+00:00", 1.5]]
+    with pytest.raises(TemplateFailed, match="no value under 'nothing'"):
+        await rendered("{{ l.map(x, x.nothing) }}", {"l": [{}]})
 
 
 async def test_sub_workflows_are_found_beside_their_file_and_nowhere_else(tmp_path: Path):

@@ -69,7 +69,8 @@ def _decide_call(policy: Policy, name: str, text: str, *, read_only: bool) -> di
     if not tool or not isinstance(arguments, dict):
         raise InvalidArgument(f"{name!r} with {text[:80]!r} is no call", hint=f"Write {_EXAMPLE}")
     given = cast("dict[str, Any]", arguments)
-    verdict = Guard(compile_policy(policy)).judge(server, tool, given, read_only=read_only, destructive=not read_only)
+    guard = Guard(compile_policy(policy))
+    verdict = asyncio.run(guard.judge(server, tool, given, read_only=read_only, destructive=not read_only))
     return {"decision": verdict.decision, "rule": verdict.rule, "reason": verdict.reason}
 
 

@@ -118,7 +118,7 @@ def list_command(as_json: AsJson = False) -> None:
     settings = load_settings()
     runs = _all_runs(settings)
     if as_json:
-        fields = ("run", "name", "state", "step", "question", "started_at")
+        fields = ("run", "name", "state", "step", "question", "reason", "started_at")
         print(json.dumps([{key: info.model_dump(mode="json")[key] for key in fields} for _, info in runs], indent=2))
         return
     names = _library(settings).names()
@@ -127,10 +127,9 @@ def list_command(as_json: AsJson = False) -> None:
     if not runs:
         print("no runs yet", file=sys.stderr)
         return
-    titles = ("run", "name", "state", "step", "started", "owner", "question")
+    titles = ("run", "name", "state", "step", "started", "owner", "question, or why it ended")
     rows = [
-        (info.run, info.name, info.state, info.step, info.started_at, owner, _question_summary(info))
-        for owner, info in runs
+        (info.run, info.name, info.state, info.step, info.started_at, owner, _summary(info)) for owner, info in runs
     ]
     print(table([titles, *rows]))
 
@@ -140,7 +139,7 @@ def show_command(run: Run, as_json: AsJson = False) -> None:
     settings = load_settings()
     with open_archive(settings.data_directory) as archive:
         record = _find(archive.runs.of_anyone(run, 2), run)
-        info = run_info(record, _state(settings, record), archive.runs.steps(record.id), most=10_000)
+        info = run_info(archive.runs, record, _state(settings, record), most=10_000)
     print(json.dumps(info.model_dump(mode="json"), indent=2) if as_json else _for_person(info))
 
 
@@ -242,8 +241,7 @@ def _all_runs(settings: Settings) -> list[tuple[str, RunInfo]]:
     with open_archive(settings.data_directory) as archive:
         found = archive.runs.of_anyone("", 50)
         return [
-            (record.principal, run_info(record, _state(settings, record), archive.runs.steps(record.id), most=0))
-            for record in found
+            (record.principal, run_info(archive.runs, record, _state(settings, record), most=0)) for record in found
         ]
 
 
@@ -268,8 +266,8 @@ def _latest_open(settings: Settings) -> RunRecord:
     raise RunNotFound("there is no run to go on with", hint="belljar workflow list names the latest")
 
 
-def _question_summary(info: RunInfo) -> str:
-    return " ".join(info.question.message.split())[:80] if info.question else ""
+def _summary(info: RunInfo) -> str:
+    return " ".join((info.question.message if info.question else info.reason).split())[:80]
 
 
 def _for_person(info: RunInfo) -> str:

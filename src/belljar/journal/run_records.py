@@ -17,7 +17,7 @@ ENDED: tuple[RunState, ...] = ("done", "failed", "stopped")
 
 _RUN = (
     "SELECT id, principal, name, text, texts, source, digest, variables, session_id, server, state, wanted, "
-    "started_at, ended_at, end, value FROM runs"
+    "started_at, ended_at, end, value, tries FROM runs"
 )
 _STEP = (
     "SELECT path, attempt, state, execution_id, session_id, value, error, notes, question, answer, expires_at, "
@@ -52,6 +52,8 @@ class RunRecord:
     """Why it has ended or waits."""
     value: str | None
     """The value of its last step, as JSON."""
+    tries: int = 0
+    """How many servers in a row took it over from one that had died, and died soon after. See `settle`."""
 
 
 class StepRecord(NamedTuple):
@@ -107,11 +109,20 @@ class RunRecords:
     def claim(self, run: RunRecord) -> bool:
         """Make a run that nobody drives this server's; return False if it is not as it was read any more."""
         claimed = self._journal.write_now(
-            "UPDATE runs SET server = ?, state = 'running', end = '', wanted = '' "
+            "UPDATE runs SET server = ?, state = 'running', end = '', wanted = '', "
+            "tries = CASE server WHEN '' THEN 0 ELSE tries + 1 END "
             "WHERE id = ? AND server = ? AND state = ?",
             (self.server, run.id, run.server, run.state),
         )
         return claimed == 1
+
+    def settle(self) -> None:
+        """Record that this server does well with the runs that it took over: it has come to look after them again."""
+        self._journal.write("UPDATE runs SET tries = 0 WHERE server = ? AND tries > 0", (self.server,))
+
+    def settle_run(self, run_id: str) -> None:
+        """Record that a run that was taken over has come further."""
+        self._journal.write("UPDATE runs SET tries = 0 WHERE id = ? AND tries > 0", (run_id,))
 
     def replace_text(self, run_id: str, text: str, texts: str, digest: str) -> None:
         """Go on with another text of the same workflow."""
@@ -290,6 +301,20 @@ class RunRecords:
     def steps(self, run_id: str) -> list[StepRecord]:
         """Return all attempts of all steps of a run, in the order they began."""
         return [*self._steps("WHERE run_id = ? ORDER BY number", (run_id,))]
+
+    def latest_steps(self, run_id: str, most: int) -> tuple[list[StepRecord], int]:
+        """Return the attempts that began last and those that are not over, in order, and how many steps there are."""
+        latest = "SELECT number FROM steps WHERE run_id = ? ORDER BY number DESC LIMIT ?"
+        is_open = "run_id = ? AND state IN ('running', 'waiting', 'answered')"
+        steps = self._steps(
+            f"WHERE number IN ({latest}) OR ({is_open}) ORDER BY number", (run_id, max(most, 1), run_id)
+        )
+        ((count,),) = self._journal.rows("SELECT count(DISTINCT path) FROM steps WHERE run_id = ?", (run_id,))
+        return [*steps], count
+
+    def asked(self, run_id: str) -> list[StepRecord]:
+        """Return the attempts of a run that asked a person, in order."""
+        return [*self._steps("WHERE run_id = ? AND question IS NOT NULL ORDER BY number", (run_id,))]
 
     def questions(self, run_id: str) -> list[StepRecord]:
         """Return the steps of a run that wait for a person, in order."""

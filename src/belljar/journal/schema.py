@@ -161,7 +161,24 @@ CREATE TABLE installs (
 );
 CREATE INDEX installs_of_session ON installs (session_id);
 """
-_STEPS = {1: _FIRST, 2: _BOUNDED, 3: _IDENTIFIED, 4: _RUNS, 5: _OBSERVED, 6: _QUESTIONS, 7: _SUBJECTS, 8: _INSTALLS}
+# How many servers in a row took a run over and ended before they had looked after their runs again; and what is shown
+# of a run of ten thousand steps without reading them all.
+_LONG_RUNS = """
+ALTER TABLE runs ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX steps_in_order ON steps (run_id);
+CREATE INDEX steps_open ON steps (run_id) WHERE state IN ('running', 'waiting', 'answered');
+"""
+_STEPS = {
+    1: _FIRST,
+    2: _BOUNDED,
+    3: _IDENTIFIED,
+    4: _RUNS,
+    5: _OBSERVED,
+    6: _QUESTIONS,
+    7: _SUBJECTS,
+    8: _INSTALLS,
+    9: _LONG_RUNS,
+}
 VERSION = max(_STEPS)
 
 

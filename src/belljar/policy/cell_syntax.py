@@ -21,8 +21,12 @@ MAX_ESCAPES = 5_000
 SHELL = "!"
 # IPython gives up on a cell with more transformations.
 _MAX_TRANSFORMS = 500
-# IPython reads the rest of a cell again for each command, 250,000 characters a second.
-_MAX_CHARS = 1_000_000
+# What takes time is reading tokens: Python's parser keeps the lock for 0.3 s for so many, 500 kB of usual code.
+_MAX_TOKENS = 100_000
+# IPython reads the rest of a cell again for each command, 200,000 tokens a second.
+_MAX_TOKENS_READ = 300_000
+_SHORT_CHARS = 4_000
+_TOKEN = re.compile(r"\w+|[^\w\s]|\n")
 _MAX_NESTED = 20
 # Magics whose body or argument is Python.
 _PYTHON_CELL_MAGICS = frozenset({"time", "timeit", "capture", "prun", "debug", "code_wrap"})
@@ -96,12 +100,15 @@ class Reading:
 
 def read_cell(code: str) -> Reading:
     """Read a cell, or raise `Unreadable`."""
-    return _Reader(_MAX_CHARS + 4 * len(code)).read(code, 1, 0)
+    return _Reader().read(code, 1, 0)
 
 
 def is_quick(code: str) -> bool:
-    """Return whether the code is read without IPython, which takes 0.4 s to load and 4 ms for 1,000 characters."""
-    return not (_MARKS.search(code) or _PROMPT.search(code))
+    """Return whether the code is short and has nothing for IPython; what is not quick is to be read in a thread.
+
+    IPython takes 0.4 s to load and 4 ms for 1,000 characters.
+    """
+    return len(code) <= _SHORT_CHARS and not (_MARKS.search(code) or _PROMPT.search(code))
 
 
 def is_shell(magic: str) -> bool:
@@ -131,10 +138,10 @@ def _transformer() -> _Transformer:
 
 
 class _Reader:
-    """Reads one cell and all code nested in it, up to a total number of characters."""
+    """Reads one cell and all code nested in it, up to a total number of tokens."""
 
-    def __init__(self, most_chars: int) -> None:
-        self._chars_left = most_chars
+    def __init__(self) -> None:
+        self._tokens_left = _MAX_TOKENS_READ
 
     def read(self, code: str, first_line: int, depth: int) -> Reading:
         """Read a cell, or the body of a magic."""
@@ -159,7 +166,7 @@ class _Reader:
         return readings[0]
 
     def _read(self, text: str, first_line: int, depth: int) -> Reading:
-        self._spend(len(text), first_line)
+        self._spend(text, first_line)
         text = text if text.endswith("\n") else f"{text}\n"
         plain = None
         with suppress(Unreadable):
@@ -176,9 +183,14 @@ class _Reader:
             reading.bodies.append(Reading(plain))
         return reading
 
-    def _spend(self, chars: int, first_line: int) -> None:
-        self._chars_left -= chars
-        if self._chars_left < 0:
+    def _spend(self, text: str, first_line: int) -> None:
+        tokens = len(_TOKEN.findall(text))
+        if tokens > _MAX_TOKENS:
+            raise Unreadable(
+                first_line, f"{tokens:,} words and signs take too long to read, the limit is {_MAX_TOKENS:,}"
+            )
+        self._tokens_left -= tokens
+        if self._tokens_left < 0:
             raise Unreadable(first_line, "so many magics in so long a cell take too long to read")
 
     def _transformed(self, text: str, first_line: int) -> str:
@@ -189,7 +201,7 @@ class _Reader:
             lines = transform(lines)
         done: list[str] = []
         for _ in range(_MAX_TRANSFORMS):
-            self._spend(sum(map(len, lines)), first_line)
+            self._spend("".join(lines), first_line)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -243,7 +255,7 @@ class _Reader:
     def _take_fields(self, text: str | None, line: int, reading: Reading, depth: int) -> None:
         """Read the expressions in braces that IPython evaluates in a command or in the line of a magic."""
         for expression in _fields(text or ""):
-            self._spend(len(expression), line)
+            self._spend(expression, line)
             with suppress(Unreadable):  # IPython cannot evaluate it either, and leaves the text as it is
                 tree = _parsed(f"({expression}\n)\n", line)
                 reading.bodies.append(self._with_calls(Reading(tree), expression, depth + 1))

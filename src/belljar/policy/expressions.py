@@ -1,24 +1,42 @@
 """The operator's expressions: rules in CEL (Common Expression Language) and regular expressions in RE2's syntax.
 
-Neither can loop forever, and CEL cannot reach anything outside the values it is given. This module knows names and
-values, not what a rule is for. The CEL library is loaded with the first expression, so that a policy without
-expressions does not pay for it.
+CEL reaches nothing outside the values it is given, but an expression can take any time and memory, so all but the
+smallest are evaluated in processes of their own (`inside/expressions.py`). This module knows names and values, not
+what a rule is for. The CEL library is loaded with the first expression, so that a policy without expressions does not
+pay for it.
 """
 
+import asyncio
+import json
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Collection, Mapping
-from functools import lru_cache
-from typing import Any, Protocol, cast
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import IO, Any, Protocol, cast
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
+from belljar.inside import FOLDER
+from belljar.inside.expressions import MEMORY_MB, TIME_S, load_library, value_of
+
 VARIABLES = ("arguments", "server", "tool", "read_only", "destructive", "calls")
 MAX_CHARS = 10_000
-# A macro inside a macro takes as many steps as the square of the number of values, and hostile code chooses the
-# values. A million steps take half a second.
-MAX_STEPS = 1_000_000
+MAX_VALUES_BYTES = 16 * 1024 * 1024
+"""The most that one expression may be given, as JSON."""
+# What is evaluated in the server's own process takes 5 µs, and at worst 30 ms: without a macro it takes no more steps
+# than the square of its length for each byte.
+SMALL_CHARS = 200
+SMALL_VALUES_BYTES = 2_000
 # The names that macros bind, as in `arguments.rows.all(row, row.amount < 10)`.
 _BOUND = re.compile(r"(?:\.(?:all|exists|exists_one|map|filter)|\bcel\.bind)\s*\(\s*([A-Za-z_]\w*)\s*,")
+# Macros, and patterns, which are compiled each time.
+_COSTLY = re.compile(r"\b(?:all|exists|exists_one|map|filter|bind|matches)\b")
 
 
 class ExpressionFailed(Exception):
@@ -29,54 +47,97 @@ class Expression:
     """One compiled CEL expression over the variables `names`."""
 
     def __init__(self, text: str, names: Collection[str] = VARIABLES) -> None:
-        import cel
-
         if len(text) > MAX_CHARS:
             raise ValueError(f"the expression has {len(text):,} characters, the limit is {MAX_CHARS:,}")
         self.text = text
         try:
-            self._program = cel.compile(text)
+            self._program = load_library(_library_folder()).compile(text)
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{text!r} is no CEL expression: {_first_line(error)}") from None
-        bound = _BOUND.findall(text)
-        self._macros = len(bound)
-        self.names = frozenset(self._program.variables()) - {*bound}
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            raise ValueError(f"{text!r} is no CEL expression: {first.partition(': ERROR: ')[2] or first}") from None
+        self._is_small = len(text) <= SMALL_CHARS and not _COSTLY.search(text)
+        self.names = frozenset(cast("list[str]", self._program.variables())) - {*_BOUND.findall(text)}
         """The names that need a value."""
         unknown = self.names - {*names}
         if unknown:
             raise ValueError(f"{text!r} names {min(unknown)!r}; there are {', '.join(names) or 'none'}")
 
-    def is_true(self, values: Mapping[str, Any]) -> bool:
+    async def is_true(self, values: Mapping[str, Any]) -> bool:
         """Return whether the expression is true of these values; raise `ExpressionFailed` if it is no boolean."""
-        outcome = self.value(values)
+        outcome = await self.value(values)
         if not isinstance(outcome, bool):
             raise ExpressionFailed(f"it is {type(outcome).__name__}, neither true nor false")
         return outcome
 
-    def value(self, values: Mapping[str, Any], *, literals: int = 0) -> Any:
-        """Return the value of the expression; `literals` is how many values a hostile author may have written into it.
+    async def value(self, values: Mapping[str, Any]) -> Any:
+        """Return the value of the expression as JSON has it. Raises `ExpressionFailed` if there is none."""
+        needed = {name: values[name] for name in self.names}
+        given = _as_json(needed)
+        if self._is_small and len(given) <= SMALL_VALUES_BYTES:
+            try:
+                return value_of(self._program, needed)
+            except ValueError as error:
+                raise ExpressionFailed(str(error)) from None
+        request = f"[{json.dumps(self.text)},{given}]\n".encode()
+        return await asyncio.get_running_loop().run_in_executor(_evaluators, _evaluated, request)
 
-        Raises `ExpressionFailed` if there is none.
-        """
-        if self._macros > 1 and (_size(values) + literals) ** self._macros > MAX_STEPS:
-            raise ExpressionFailed("there are too many values to go through")
+
+@cache
+def _library_folder() -> str:
+    spec = find_spec("cel")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("common-expression-language is not installed")
+    return spec.submodule_search_locations[0]
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    """Return values as a JSON object; raise `ExpressionFailed` for too much, before all of it is written."""
+    parts: list[str] = []
+    size = 0
+    for name, value in values.items():
         try:
-            return self._program.execute(dict(values))
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ExpressionFailed(_first_line(error)) from None
+            parts.append(f"{json.dumps(name)}:{json.dumps(value)}")
+        except (TypeError, ValueError, RecursionError):
+            raise ExpressionFailed(f"{name} has a value that JSON has not") from None
+        size += len(parts[-1])
+        if size > MAX_VALUES_BYTES:
+            raise ExpressionFailed(f"its values have more than {MAX_VALUES_BYTES:,} bytes")
+    return f"{{{','.join(parts)}}}"
 
 
-def _size(value: object) -> int:
-    """Return how many values a value contains, itself included."""
-    if isinstance(value, Mapping):
-        return 1 + sum(map(_size, cast("Mapping[str, object]", value).values()))
-    return 1 + sum(map(_size, cast("list[object]", value))) if isinstance(value, list) else 1
+# The processes that evaluate: each belongs to a thread, which waits for it. They stay until the server ends.
+
+_evaluators = ThreadPoolExecutor(2, thread_name_prefix="expressions")
+_own = threading.local()
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    text = f"no value under {lines[0]}" if isinstance(error, KeyError) else lines[0]
-    return text.partition(": ERROR: ")[2] or text
+def _evaluated(request: bytes) -> Any:
+    """Return the answer of this thread's process. One that dies is an error of this request, not of the next."""
+    process: subprocess.Popen[bytes] | None = getattr(_own, "process", None)
+    if process is None or process.poll() is not None:
+        command = [sys.executable, "-I", "-S", str(FOLDER / "expressions.py"), _library_folder()]
+        process = _own.process = subprocess.Popen(
+            command, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    requests, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    try:
+        requests.write(request)
+        requests.flush()
+        answer = answers.readline()
+    except OSError:
+        answer = b""
+    if not answer.endswith(b"\n"):
+        process.kill()
+        with suppress(OSError), process:
+            pass
+        is_late = process.wait() == -signal.SIGPROF
+        raise ExpressionFailed(
+            f"it takes more than {TIME_S} s" if is_late else f"it takes more than {MEMORY_MB} MB of memory"
+        )
+    value, reason = json.loads(answer)
+    if reason:
+        raise ExpressionFailed(reason)
+    return value
 
 
 # Regular expressions. RE2 takes linear time: the operator writes the patterns, but the searched text may be hostile.

@@ -22,8 +22,6 @@ from belljar.policy.tool_calls import OTHER_ARGUMENTS, WITHOUT, CheckedRule, Jud
 
 KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
-# Longer code is inspected in a thread, because 1 MiB takes seconds; so is code that IPython has to read.
-SHORT_CODE_CHARS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +56,42 @@ class Guard:
         self._session_id = session_id
         self._principal = principal
         self._memory = GuardState(folder if compiled.log is not None else None)
+        # Expressions are evaluated elsewhere, and no call may be judged by counts that another one is about to change.
+        self._judging = asyncio.Lock()
 
     # Tool calls
 
-    def judge(
+    async def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
         """Return whether a call may go out. A call that may counts towards the limits: judge each call once."""
+        async with self._judging:
+            return await self._judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+
+    async def _judge(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
+    ) -> Verdict:
         key = _key(server, tool)
         call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(key))
         rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if rules and (verdict := unfit_verdict(call)) is not None:
             return verdict
         values = call.values() if rules else {}
-        rules = [rule for rule in rules if rule.holds(call, values)]
+        rules = [rule for rule in rules if await rule.holds(call, values)]
         verdict = self._decision(call, rules)
         if verdict.decision == "deny":
             return verdict
         for rule in rules:
-            if (limit := self._limited(call, values, rule)) is not None:
+            if (refused := await self._refused(call, values, rule)) is not None:
+                return refused
+        # From here on nothing else runs, because what is read here is counted below.
+        for rule in rules:
+            if (limit := self._limited(rule)) is not None:
                 return limit
         self._count(key, rules)
         return verdict
 
-    def allows(
+    async def allows(
         self,
         server: str,
         tool: str,
@@ -100,12 +110,18 @@ class Guard:
         rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if not rules:
             return True
+        if unfit_verdict(call) is not None:
+            return False
         values = call.values()
-        rules = [rule for rule in rules if rule.holds(call, values)]
+        rules = [rule for rule in rules if await rule.holds(call, values)]
         decision = self._decision(call, rules).decision
         is_decided = decision == "allow" or (decision == "ask" and is_approved)
-        is_within = not any(rule.excludes(call) or rule.fault(call, values) for rule in rules)
-        return is_decided and unfit_verdict(call) is None and is_within
+        if not is_decided:
+            return False
+        for rule in rules:
+            if rule.excludes(call) or await rule.fault(call, values):
+                return False
+        return True
 
     def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval.
@@ -143,13 +159,19 @@ class Guard:
             return Verdict("allow", "approved before in this session", rule.name)
         return _decided(rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
 
-    def _limited(self, call: JudgedCall, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
-        """Return a refusal if the call exceeds one of the rule's limits."""
-        why = f"{rule.rule.reason}: " if rule.rule.reason else ""
+    @staticmethod
+    async def _refused(call: JudgedCall, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
+        """Return a refusal if the rule does not let through such calls, or such arguments."""
+        why = _why(rule)
         if rule.excludes(call):
             return refusal(f"{why}{READS_ONLY}", rule.name, WITHOUT)
-        if fault := rule.fault(call, values):
+        if fault := await rule.fault(call, values):
             return refusal(f"{why}{fault}", rule.name, OTHER_ARGUMENTS)
+        return None
+
+    def _limited(self, rule: CheckedRule) -> Verdict | None:
+        """Return a refusal if there were too many calls, or too many in too short a time."""
+        why = _why(rule)
         most = rule.rule.max_calls
         if most is not None and self._memory.count(rule.name) >= most:
             made = "1 call in this session is" if most == 1 else f"{most} calls in this session are"
@@ -184,7 +206,7 @@ class Guard:
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
             return Inspection("deny", (Finding(1, 0, what, "other_kernels"),), ("",))
         names = self._memory.names.copy()
-        if len(code) <= SHORT_CODE_CHARS and is_quick(code):
+        if is_quick(code):
             inspection = self._compiled.inspector.inspect(code, names)
         else:
             inspection = await asyncio.to_thread(self._compiled.inspector.inspect, code, names)
@@ -229,6 +251,10 @@ def _decided(decision: str, reason: str, rule: str) -> Verdict:
     if decision == "deny":
         return refusal(reason, rule or "strict", WITHOUT)
     return Verdict("ask" if decision == "ask" else "allow", reason if decision == "ask" else "", rule)
+
+
+def _why(rule: CheckedRule) -> str:
+    return f"{rule.rule.reason}: " if rule.rule.reason else ""
 
 
 def _key(server: str, tool: str) -> str:

@@ -53,7 +53,7 @@ class CheckedRule:
         """Return whether the rule is about this tool."""
         return any(_is_match(pattern, call) for pattern in self.rule.match)
 
-    def holds(self, call: JudgedCall, values: Mapping[str, Any]) -> bool:
+    async def holds(self, call: JudgedCall, values: Mapping[str, Any]) -> bool:
         """Return whether the rule's condition is true of the call.
 
         If the condition has no value, a rule that allows does not hold and every other rule does.
@@ -61,7 +61,7 @@ class CheckedRule:
         if self._when is None:
             return True
         try:
-            return self._when.is_true(values)
+            return await self._when.is_true(values)
         except ExpressionFailed:
             return self.rule.decision != "allow"
 
@@ -69,13 +69,13 @@ class CheckedRule:
         """Return whether the rule allows read-only tools only, and this tool does not declare itself read-only."""
         return self.rule.read_only and not call.read_only
 
-    def fault(self, call: JudgedCall, values: Mapping[str, Any]) -> str:
+    async def fault(self, call: JudgedCall, values: Mapping[str, Any]) -> str:
         """Return what the call does not satisfy, or an empty text."""
         if self._schema is not None and (fault := self._schema.fault(call.arguments)):
             return fault
         for expression, reason in self._requirements:
             try:
-                if not expression.is_true(values):
+                if not await expression.is_true(values):
                     return reason or f"it must hold that {expression.text}"
             except ExpressionFailed as error:
                 return f"it must hold that {reason or expression.text}, which cannot be told: {error}"

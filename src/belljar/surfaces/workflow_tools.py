@@ -42,7 +42,7 @@ from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
 
 MAX_WAIT_S = 300.0
 LISTED_RUNS = 20
-MAX_RUN_STEPS = 1_000
+MAX_SHOWN_STEPS = 1_000
 ANSWER_KEY = "answer"
 STATE_PREFIX = "run:"
 POLL_S = 0.5
@@ -144,7 +144,7 @@ class WorkflowTools:
     async def run(self, run_id: str) -> str:
         """Return what is known of a run, with its steps."""
         try:
-            return self._workflows.show(run_id, current_principal(), most=MAX_RUN_STEPS).model_dump_json(indent=2)
+            return self._workflows.show(run_id, current_principal(), most=MAX_SHOWN_STEPS).model_dump_json(indent=2)
         except BelljarError as error:
             raise as_resource_error(error) from error
 
@@ -190,6 +190,8 @@ class WorkflowTools:
             if await live.wait_for_change(min(left_s, 15)) and (line := _latest(live, reported)):
                 sent, reported = sent + 1, live.number
                 await ctx.report_progress(sent, None, line[:PROGRESS_CHARS])
+            # To look at a run takes longer the more steps it has, and one with many takes them quickly.
+            await asyncio.sleep(min(1, info.left_out / 10_000))
         return run_answer(self._workflows.show(run_id, principal))
 
     async def _elicit(self, ctx: Ctx, run_id: str, path: str, question: RunQuestion) -> None:

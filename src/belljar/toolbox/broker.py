@@ -377,7 +377,7 @@ class Broker:
     async def _allows(self, tool: ToolDefinition, revealed: JsonObject, *, is_approved: bool) -> bool:
         """Return whether the call may go out with the values behind its tokens."""
         claims = tool.annotations
-        if not self._guard.allows(
+        if not await self._guard.allows(
             tool.server,
             tool.name,
             revealed,

@@ -12,13 +12,13 @@ from belljar.hooks import Verdict
 class CallGuard(Protocol):
     """Decides on the calls of one session."""
 
-    def judge(
+    async def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
         """Return whether a call may go out. The broker asks once per call, before anything of it leaves the host."""
         ...
 
-    def allows(
+    async def allows(
         self,
         server: str,
         tool: str,
@@ -66,13 +66,13 @@ class Redactor(Protocol):
 class AllowAll:
     """The guard of a session without a policy."""
 
-    def judge(
+    async def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
         """Allow the call."""
         return Verdict("allow")
 
-    def allows(
+    async def allows(
         self,
         server: str,
         tool: str,
@@ -104,17 +104,17 @@ class BothGuards:
         self._own = own
         self._other = other
 
-    def judge(
+    async def judge(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
     ) -> Verdict:
         """Return the stricter verdict. The other guard decides first, so that what it denies does not count here."""
-        verdict = self._other.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+        verdict = await self._other.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
         if verdict.decision == "deny":
             return verdict
-        own = self._own.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+        own = await self._own.judge(server, tool, arguments, read_only=read_only, destructive=destructive)
         return verdict if own.decision == "allow" else own
 
-    def allows(
+    async def allows(
         self,
         server: str,
         tool: str,
@@ -125,10 +125,12 @@ class BothGuards:
         is_approved: bool,
     ) -> bool:
         """Return whether both allow it."""
-        return all(
-            guard.allows(server, tool, arguments, read_only=read_only, destructive=destructive, is_approved=is_approved)
-            for guard in (self._own, self._other)
-        )
+        for guard in (self._own, self._other):
+            if not await guard.allows(
+                server, tool, arguments, read_only=read_only, destructive=destructive, is_approved=is_approved
+            ):
+                return False
+        return True
 
     def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Record what became of a call, with the session's own guard, which has the log."""

@@ -3,13 +3,15 @@
 Every problem comes with its file, line and a hint. Nothing of the workflow is run here; code is parsed and no more.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from belljar.errors import WorkflowInvalid
-from belljar.policy.cell_syntax import Unreadable, read_cell
+from belljar.inside.expressions import plain_value
+from belljar.policy.cell_syntax import Unreadable, is_quick, read_cell
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
 from belljar.policy.rules import Policy
@@ -33,7 +35,7 @@ from belljar.workflows.definition import (
 from belljar.workflows.guardrails import guardrails_problem
 from belljar.workflows.library import reference_of
 from belljar.workflows.questions import schema_problem
-from belljar.workflows.templates import compile_expression, expressions_in, has_expression, plain_value
+from belljar.workflows.templates import compile_expression, expressions_in, has_expression
 from belljar.workflows.text import Path, TextProblem, invalid
 
 FIELDS = ("result", "stdout", "files", "status", "error")
@@ -93,6 +95,7 @@ class Checker:
     ) -> None:
         """Check a list of steps; `known` are the names that its expressions may use, `every` all that are taken."""
         for index, step in enumerate(steps):
+            await asyncio.sleep(0)  # there may be thousands of them
             self._name(definition, step.name, every, (*step.place, "name"))
             every[step.name] = f"a step (line {step.line})"
             self._goto(definition, step, steps[index + 1 :])
@@ -121,32 +124,34 @@ class Checker:
             case CodeExecution():
                 await self._code(definition, step, config.code, known)
             case ToolCallStep():
-                self._expressions(definition, step, "arguments", config.arguments, known)
+                await self._expressions(definition, step, "arguments", config.arguments, known)
                 await self._tool(definition, step, config)
             case FormStep():
-                self._form(definition, step, config, known)
+                await self._form(definition, step, config, known)
             case Condition():
-                self._expressions(definition, step, "if", _as_expression(config.if_), known)
+                await self._expressions(definition, step, "if", _as_expression(config.if_), known)
             case Loop():
-                self._expressions(definition, step, "for", config.for_, known)
+                await self._expressions(definition, step, "for", config.for_, known)
                 self._name(definition, config.as_, known, (*step.place, "config", "as"))
                 if config.while_ is not None:
                     # A condition of `while` may use what the steps of the loop gave in the round before.
                     within = dict(known) | {each.name: "a step" for each in step.blocks[0]}
-                    self._expressions(definition, step, "while", _as_expression(config.while_), within)
+                    await self._expressions(definition, step, "while", _as_expression(config.while_), within)
                 inner[config.as_] = "the value of the loop"
             case SubWorkflow():
-                self._sub_workflow(definition, step, config, known)
+                await self._sub_workflow(definition, step, config, known)
             case Parallel():
                 pass
             case _:
-                self._expressions(definition, step, "", config.model_dump(), known)
+                await self._expressions(definition, step, "", config.model_dump(), known)
         for block in step.blocks:
             await self._steps(definition, block, dict(inner), every)
 
     # Expressions
 
-    def _expressions(self, definition: Definition, step: Step, key: str, value: Any, known: Mapping[str, str]) -> None:
+    async def _expressions(
+        self, definition: Definition, step: Step, key: str, value: Any, known: Mapping[str, str]
+    ) -> None:
         place = (*step.place, "config", *([key] if key else []))
         try:
             found = expressions_in(value)
@@ -154,6 +159,7 @@ class Checker:
             self._add(definition, place, str(error))
             return
         for text in found:
+            await asyncio.sleep(0)  # there may be thousands of them
             try:
                 compile_expression(text, known)
             except ValueError as error:
@@ -184,7 +190,10 @@ class Checker:
                     definition, place, f"step {step.name}: code is no template, {{{{ {name} }}}} stays text", hint
                 )
         try:
-            read_cell(code)
+            if is_quick(code):
+                read_cell(code)
+            else:
+                await asyncio.to_thread(read_cell, code)
         except Unreadable as error:
             line = definition.source.line(place) + error.line if "\n" in code else definition.source.line(place)
             self.problems.append(
@@ -220,7 +229,7 @@ class Checker:
             Parameters(tool).checked(given)
         except BadArguments as error:
             self._add(definition, (*place, "arguments"), f"step {step.name}: {config.server}.{config.tool}: {error}")
-        self._judge_call(definition, place, step, tool, config.arguments)
+        await self._judge_call(definition, place, step, tool, config.arguments)
 
     def _missing_tool(
         self, definition: Definition, place: Path, step: Step, config: ToolCallStep, catalogue: Catalogue
@@ -235,13 +244,13 @@ class Checker:
             problem = f"{config.server} has no tool {config.tool!r}{suggestion(config.tool, names)}"
         self._add(definition, place, f"step {step.name}: {problem}")
 
-    def _judge_call(
+    async def _judge_call(
         self, definition: Definition, place: Path, step: Step, tool: ToolDefinition, arguments: Mapping[str, Any]
     ) -> None:
         if has_expression_safely(dict(arguments)):
             return  # rules may be about values that are not known yet
         hints = tool.annotations
-        verdict = self.guard.judge(
+        verdict = await self.guard.judge(
             tool.server, tool.name, arguments, read_only=hints.read_only, destructive=hints.destructive
         )
         if verdict.decision == "deny":
@@ -249,16 +258,18 @@ class Checker:
 
     # Forms and sub-workflows
 
-    def _form(self, definition: Definition, step: Step, config: FormStep, known: Mapping[str, str]) -> None:
-        self._expressions(definition, step, "message", config.message, known)
-        self._expressions(definition, step, "values", config.values, known)
+    async def _form(self, definition: Definition, step: Step, config: FormStep, known: Mapping[str, str]) -> None:
+        await self._expressions(definition, step, "message", config.message, known)
+        await self._expressions(definition, step, "values", config.values, known)
         if config.target is not None:
-            self._expressions(definition, step, "target", config.target.model_dump(), known)
+            await self._expressions(definition, step, "target", config.target.model_dump(), known)
         if config.fields and (problem := schema_problem(config.fields)):
             self._add(definition, (*step.place, "config", "schema"), f"step {step.name}: {problem}")
 
-    def _sub_workflow(self, definition: Definition, step: Step, config: SubWorkflow, known: Mapping[str, str]) -> None:
-        self._expressions(definition, step, "variables", config.variables, known)
+    async def _sub_workflow(
+        self, definition: Definition, step: Step, config: SubWorkflow, known: Mapping[str, str]
+    ) -> None:
+        await self._expressions(definition, step, "variables", config.variables, known)
         child = definition.children[reference_of(config)]
         if unknown := [name for name in config.variables if name not in child.variables]:
             hint = f"It has {', '.join(child.variables)}" if child.variables else "It has none"

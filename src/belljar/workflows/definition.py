@@ -17,6 +17,10 @@ from belljar.workflows.text import LocatedText, Path
 
 MAX_BRANCHES = 16
 MAX_ITERATIONS = 10_000
+MAX_RUN_STEPS = 50_000
+"""The most steps of one run, each round of a loop counted."""
+MAX_RUN_BYTES = 64 * 1024 * 1024
+"""The most that all steps of one run may give together, as JSON."""
 MAX_VARIABLES = 1_000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # Words that CEL or the format keeps for itself.

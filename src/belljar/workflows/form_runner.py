@@ -45,8 +45,8 @@ class FormRunner:
 
     async def run(self, config: FormStep, path: str, attempt: int, scope: Scope, session: RunSession) -> StepOutcome:
         """Ask for what is missing, and fill in the target with all of it, if there is one."""
-        given = plain(rendered(config.values, scope.values))
-        message = str(rendered(config.message, scope.values))
+        given = plain(await rendered(config.values, scope.values))
+        message = str(await rendered(config.message, scope.values))
         if config.target is None:
             asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
             kept = {name: value for name, value in given.items() if name not in faults}
@@ -54,7 +54,7 @@ class FormRunner:
             if isinstance(answered, StepOutcome):
                 return answered
             return self._run.finish(path, attempt, StepOutcome(given_values(answered[0])))
-        target = FilledTarget.model_validate(plain(rendered(config.target.model_dump(), scope.values)))
+        target = FilledTarget.model_validate(plain(await rendered(config.target.model_dump(), scope.values)))
         read = await self._run_step(_reading_step(target, given), f"{path}.read", scope, session)
         if read.state != "done":
             return self._run.finish(path, attempt, failed_step(f"the form could not be read: {read.error}", "error"))

@@ -97,7 +97,10 @@ class RunInterpreter:
         return StopRun("failed", f"step {path}: {outcome.error}")
 
     async def _step(self, step: Step, path: str, scope: Scope, session: RunSession) -> StepOutcome:
+        await asyncio.sleep(0)  # a loop may have ten thousand rounds in which nothing is waited for
         last = self._run.last(path)
+        if last is None:
+            self._run.check_size(path)
         if step.blocks or isinstance(step.config, SubWorkflow):
             if last is not None and (last.state == "done" or (last.state == "failed" and step.form.on_error != "stop")):
                 if _has_code((step,), scope.definition):
@@ -148,7 +151,7 @@ class RunInterpreter:
     async def _condition(self, step: Step, config: Condition, path: str, scope: Scope, session: RunSession) -> Any:
         decided = self._decided(path)
         if decided is None:
-            is_true = truth(config.if_, scope.values)
+            is_true = await truth(config.if_, scope.values)
             decided = {"branch": 0 if is_true else 1}
             self._run.decide(path, "running", decided)
             self._run.tell("begin", path, "then" if is_true else "else")
@@ -161,7 +164,7 @@ class RunInterpreter:
             return await self._while(step, config, path, scope, session)
         decided = self._decided(path)
         if decided is None:
-            found = rendered(config.for_, scope.values)
+            found = await rendered(config.for_, scope.values)
             if not isinstance(found, list):
                 raise TemplateFailed(f"for is {type(found).__name__}, not a list")
             items = cast("list[Any]", found)
@@ -179,7 +182,7 @@ class RunInterpreter:
     async def _while(self, step: Step, config: Loop, path: str, scope: Scope, session: RunSession) -> list[Any]:
         results: list[Any] = []
         inner = scope.inner(path, **{each.name: NOTHING for each in step.blocks[0]})
-        while truth(config.while_ or False, inner.values):
+        while await truth(config.while_ or False, inner.values):
             if len(results) >= (config.most or 1):
                 raise TemplateFailed(f"while still holds after {config.most} rounds, the most that it may have")
             inner.prefix = f"{path}[{len(results)}]."
@@ -192,7 +195,7 @@ class RunInterpreter:
         child = scope.definition.children[reference_of(config)]
         decided = self._decided(path)
         if decided is None:
-            decided = {"variables": {**child.variables, **plain(rendered(config.variables, scope.values))}}
+            decided = {"variables": {**child.variables, **plain(await rendered(config.variables, scope.values))}}
             self._run.decide(path, "running", decided)
             self._run.tell("begin", path, child.name)
         for name, value in decided["variables"].items():

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from belljar.change_signal import ChangeSignal
 from belljar.errors import Busy
 from belljar.journal.run_records import RunRecord, RunRecords, RunState, StepRecord
-from belljar.workflows.definition import Definition
+from belljar.workflows.definition import MAX_RUN_BYTES, MAX_RUN_STEPS, Definition
 from belljar.workflows.outcomes import StepOutcome, error_of, outcome_text
 from belljar.workflows.questions import RunQuestion
 
@@ -62,8 +62,10 @@ class LiveRun:
         self.state: RunState = "running"
         self.log: dict[str, list[StepRecord]] = {}
         """The attempts of each step so far, by path, in order."""
+        self._log_bytes = 0
         for step in records.steps(record.id):
             self.log.setdefault(step.path, []).append(step)
+            self._log_bytes += len(step.value or "")
         self.events: deque[RunEvent] = deque(maxlen=MAX_EVENTS)
         self.number = 0
         self.has_output_readers = False
@@ -196,6 +198,13 @@ class LiveRun:
         found = self.log.get(path)
         return found[-1] if found else None
 
+    def check_size(self, path: str) -> None:
+        """End the run if it has done so much, or kept so much, that another step is too much."""
+        if len(self.log) >= MAX_RUN_STEPS:
+            raise StopRun("failed", f"step {path}: a run has at most {MAX_RUN_STEPS:,} steps, all rounds counted")
+        if self._log_bytes > MAX_RUN_BYTES:
+            raise StopRun("failed", f"step {path}: the steps before it gave more than {MAX_RUN_BYTES:,} bytes")
+
     def failures(self, path: str) -> int:
         """Return how many attempts of a step failed."""
         return sum(step.state == "failed" for step in self.log.get(path, ()))
@@ -205,6 +214,7 @@ class LiveRun:
         if (row := self.records.step(self.id, path, attempt)) is not None:
             kept = [step for step in self.log.get(path, []) if step.attempt != attempt]
             self.log[path] = [*kept, row]
+            self._log_bytes += len(row.value or "")
 
     async def ask(self, path: str, attempt: int, question: RunQuestion, expires_at: float | None = None) -> None:
         """Put a question on record and tell those who follow."""
@@ -254,6 +264,8 @@ class LiveRun:
         if self.records.step(self.id, path, attempt) is None:
             self.enter(path, attempt, session_id)  # it ended before anything of it happened
         value = json.dumps({**outcome.value, "failure": outcome.failure})
+        if self.record.tries:
+            self.records.settle_run(self.id)
         self.records.finish(self.id, path, attempt, outcome.state, value=value, error=error_of(outcome), notes=notes)
         self.note(path, attempt)
         self.tell("end", path, outcome_text(outcome))
@@ -289,3 +301,4 @@ class LiveRun:
         )
         self.records.put(self.id, row)
         self.log[path] = [row]
+        self._log_bytes += len(row.value or "")

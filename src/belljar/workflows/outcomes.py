@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from belljar.inside.expressions import MAX_VALUE_BYTES, plain_value
 from belljar.journal.run_records import StepRecord
 from belljar.workflows.definition import Definition
-from belljar.workflows.templates import MAX_VALUE_BYTES, TemplateFailed, evaluated, plain_value, rendered
+from belljar.workflows.templates import TemplateFailed, evaluated, rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,11 @@ def plain(value: Any) -> Any:
         raise TemplateFailed(str(error)) from None
 
 
-def truth(condition: str | bool, values: Mapping[str, Any]) -> bool:
+async def truth(condition: str | bool, values: Mapping[str, Any]) -> bool:
     """Return whether a condition holds; raises `TemplateFailed` for one that is neither true nor false."""
     found = condition
     if isinstance(condition, str):
-        found = rendered(condition, values) if "{{" in condition else evaluated(condition, values)
+        found = await (rendered(condition, values) if "{{" in condition else evaluated(condition, values))
     if not isinstance(found, bool):
         raise TemplateFailed(f"the condition is {json.dumps(found)[:100]}, neither true nor false")
     return found

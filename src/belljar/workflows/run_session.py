@@ -16,6 +16,7 @@ from typing import Any
 from belljar.errors import Busy, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.inside.expressions import MAX_VALUE_BYTES
 from belljar.models import ExecutionResult
 from belljar.sessions import resumption
 from belljar.sessions.closer import save_variables
@@ -23,7 +24,6 @@ from belljar.sessions.hibernation import loss_text
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.toolbox.base import Question
-from belljar.workflows.templates import MAX_VALUE_BYTES
 
 STATE_PREFIX = "run-state-"
 MAX_STDOUT_CHARS = 16_000

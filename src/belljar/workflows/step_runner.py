@@ -156,13 +156,13 @@ class StepRunner:
                     if (failed := await self.assign(session, path, attempt)) is not None:
                         return failed
                 case ToolCallStep():
-                    arguments = plain(rendered(step.config.arguments, scope.values))
+                    arguments = plain(await rendered(step.config.arguments, scope.values))
                     code, expected = await self._call_code(step.config, arguments)
                 case _:
                     written = self._types[step.type].code
                     if not written:
                         raise TypeError(f"nothing runs steps of the type {step.type}")
-                    values = plain(rendered(step.config.model_dump(), scope.values))
+                    values = plain(await rendered(step.config.model_dump(), scope.values))
                     code, expected = f"config = {values!r}\n{written}", ""
                     if (failed := await self.assign(session, path, attempt)) is not None:
                         return failed

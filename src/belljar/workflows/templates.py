@@ -1,18 +1,17 @@
-"""Expressions in the texts of a workflow: `{{ … }}` holds CEL, which cannot loop and reaches nothing but its values.
+"""Expressions in the texts of a workflow: `{{ … }}` holds CEL, which reaches nothing but its values.
 
 A text that is one expression has that expression's value; in other texts the values take the place of expressions.
 """
 
+import asyncio
 import json
-import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
+from belljar.inside.expressions import MAX_VALUE_BYTES
 from belljar.policy.expressions import Expression, ExpressionFailed
 
-MAX_VALUE_BYTES = 256 * 1024
-"""The largest value of a step or an expression, as JSON."""
 MAX_SHOWN_CHARS = 100
 _QUOTES = "\"'"
 
@@ -76,7 +75,7 @@ def has_expression(value: Any) -> bool:
     return bool(expressions_in(value))
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=256)
 def _compiled(text: str, names: frozenset[str]) -> Expression:
     return Expression(text, sorted(names))
 
@@ -86,24 +85,20 @@ def compile_expression(text: str, names: Collection[str]) -> Expression:
     return _compiled(text, frozenset(names))
 
 
-def evaluated(text: str, values: Mapping[str, Any]) -> Any:
+async def evaluated(text: str, values: Mapping[str, Any]) -> Any:
     """Return the value of one expression."""
+    await asyncio.sleep(0)  # a value may have thousands of them
     try:
         expression = compile_expression(text, values)
     except ValueError as error:
         raise TemplateFailed(str(error)) from None
     needed = {name: values[name] for name in expression.names}
     try:
-        # What the author wrote into the expression counts as values to go through: the author may be hostile.
-        found = expression.value(needed, literals=len(text))
+        return await expression.value(needed)
     except ExpressionFailed as error:
         raise TemplateFailed(
             f"{{{{ {text[:MAX_SHOWN_CHARS]} }}}} has no value: {_with_size(str(error), needed)}"
         ) from None
-    try:
-        return plain_value(found)
-    except ValueError as error:
-        raise TemplateFailed(f"{{{{ {text[:MAX_SHOWN_CHARS]} }}}}: {error}") from None
 
 
 def _with_size(reason: str, values: Mapping[str, Any]) -> str:
@@ -117,59 +112,42 @@ def _with_size(reason: str, values: Mapping[str, Any]) -> str:
     return reason
 
 
-def rendered(value: Any, values: Mapping[str, Any]) -> Any:
+async def rendered(value: Any, values: Mapping[str, Any]) -> Any:
     """Return a value with its expressions replaced by what they are."""
-    if isinstance(value, str):
-        return _rendered_text(value, values) if "{{" in value else value
-    if isinstance(value, Mapping):
-        return {key: rendered(each, values) for key, each in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [rendered(each, values) for each in cast("list[Any]", value)]
-    return value
+    return await _Rendering(values).of(value)
 
 
-def _rendered_text(text: str, values: Mapping[str, Any]) -> Any:
-    parts = parts_of(text)
-    if [is_expression for is_expression, piece in parts if is_expression or piece.strip()] == [True]:
-        return evaluated(next(piece for is_expression, piece in parts if is_expression), values)
-    pieces = [as_text(evaluated(piece, values)) if is_expression else piece for is_expression, piece in parts]
-    whole = "".join(pieces)
-    if len(whole) > MAX_VALUE_BYTES:
-        raise TemplateFailed(f"a text has {len(whole):,} characters with its values, the limit is {MAX_VALUE_BYTES:,}")
-    return whole
+class _Rendering:
+    """Replaces the expressions of one value, and stops when what they are becomes too much together."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._bytes_left = MAX_VALUE_BYTES
+
+    async def of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return await self._text(value) if "{{" in value else value
+        if isinstance(value, Mapping):
+            return {key: await self.of(each) for key, each in cast("Mapping[str, Any]", value).items()}
+        if isinstance(value, list | tuple):
+            return [await self.of(each) for each in cast("list[Any]", value)]
+        return value
+
+    async def _text(self, text: str) -> Any:
+        parts = parts_of(text)
+        if [is_expression for is_expression, piece in parts if is_expression or piece.strip()] == [True]:
+            return await self._value(next(piece for is_expression, piece in parts if is_expression))
+        pieces = [as_text(await self._value(piece)) if is_expression else piece for is_expression, piece in parts]
+        return "".join(pieces)
+
+    async def _value(self, expression: str) -> Any:
+        value = await evaluated(expression, self._values)
+        self._bytes_left -= len(json.dumps(value))
+        if self._bytes_left < 0:
+            raise TemplateFailed(f"the values of its expressions have more than {MAX_VALUE_BYTES:,} bytes together")
+        return value
 
 
 def as_text(value: Any) -> str:
     """Return a value as it stands in a text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def plain_value(value: Any) -> Any:
-    """Return a value as JSON has it; raises ValueError for one that JSON has not, or that is too large."""
-    plain = _plain(value, 0)
-    size = len(json.dumps(plain))
-    if size > MAX_VALUE_BYTES:
-        raise ValueError(f"the value has {size:,} bytes, the limit is {MAX_VALUE_BYTES:,}")
-    return plain
-
-
-def _plain(value: Any, depth: int) -> Any:
-    if depth > 64:
-        raise ValueError("the value is nested more than 64 deep")
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError("the value is no finite number")
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each, depth + 1) for key, each in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, depth + 1) for each in cast("list[Any]", value)]
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat())
-    if hasattr(value, "total_seconds"):
-        return float(value.total_seconds())
-    raise ValueError(f"the value is a {type(value).__name__}, which JSON has not")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from belljar.journal.run_records import ENDED, RunRecord, RunState, StepRecord
+from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.models import Model
 from belljar.sessions.session import iso
 from belljar.workflows.questions import read_question
@@ -75,8 +75,9 @@ class WorkflowInfo(Model):
     """Why it cannot be run as it is."""
 
 
-def run_info(run: RunRecord, state: RunState, steps: Sequence[StepRecord], *, most: int = MAX_STEPS_SHOWN) -> RunInfo:
-    """Return what is known of a run; `state` is its state as of now."""
+def run_info(records: RunRecords, run: RunRecord, state: RunState, *, most: int = MAX_STEPS_SHOWN) -> RunInfo:
+    """Return what is known of a run, with its latest steps; `state` is its state as of now."""
+    steps, count = records.latest_steps(run.id, most)
     latest = latest_attempts(steps)
     questions = [question_info(step) for step in latest if step.state == "waiting" and step.question]
     if state in ENDED:
@@ -95,7 +96,7 @@ def run_info(run: RunRecord, state: RunState, steps: Sequence[StepRecord], *, mo
         session_id=run.session_id,
         questions=questions,
         steps=[_step_info(step) for step in shown],
-        left_out=len(latest) - len(shown),
+        left_out=count - len(shown),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.executions.inbox import check_may_answer
+from belljar.inside.expressions import plain_value
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
 from belljar.sessions.closer import DAY_S
@@ -29,11 +30,12 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, checked_answer, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
-from belljar.workflows.templates import plain_value
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
 LOOK_S = 5.0
 """How often a server looks for runs that nobody drives and that can go on."""
+MAX_TRIES = 3
+"""How many servers in a row may end soon after they took a run over, before it is set aside."""
 MAX_LISTED = 100
 ID_CHARS = 16
 Action = Literal["accept", "decline"]
@@ -227,7 +229,7 @@ class Workflows:
     def _take_answered(self, record: RunRecord) -> None:
         """Go on with a run that was answered while it was let go."""
         found = self._records.find(record.id)
-        if found is not None and any(step.state == "answered" for step in self._records.steps(record.id)):
+        if found is not None and any(step.state == "answered" for step in self._records.latest_steps(record.id, 1)[0]):
             self._take_safely(found)
 
     async def _restore(self, run: LiveRun, session: RunSession) -> None:
@@ -305,7 +307,7 @@ class Workflows:
             return waiting[0]
         if (found := next((row for row in waiting if row.path == step), None)) is not None:
             return found
-        rows = [row for row in self._records.steps(record.id) if row.question and (not step or row.path == step)]
+        rows = [row for row in self._records.asked(record.id) if not step or row.path == step]
         if not rows:
             what = f"step {step} of run {record.id}" if step else f"run {record.id}"
             raise InvalidArgument(f"{what} waits for no answer: it is {self.state_of(record)}")
@@ -329,7 +331,7 @@ class Workflows:
 
     def has_asked(self, run_id: str, principal: str, since: float) -> bool:
         """Return whether a run waits for a person, or asked one after a time."""
-        rows = [row for row in self._records.steps(self._find(run_id, principal).id) if row.question]
+        rows = self._records.asked(self._find(run_id, principal).id)
         return any(row.state == "waiting" or read_question(row.question or "").asked_at >= since for row in rows)
 
     # Stopping
@@ -357,12 +359,12 @@ class Workflows:
         """Return what is known of a run."""
         record = self._find(run_id, principal)
         options = {} if most is None else {"most": most}
-        return run_info(record, self.state_of(record), self._records.steps(record.id), **options)
+        return run_info(self._records, record, self.state_of(record), **options)
 
     def list(self, principal: str, most: int = MAX_LISTED) -> list[RunInfo]:
         """Return the caller's latest runs, newest first, without their steps."""
         return [
-            run_info(record, self.state_of(record), self._records.steps(record.id), most=0)
+            run_info(self._records, record, self.state_of(record), most=0)
             for record in self._records.latest(principal, most)
         ]
 
@@ -394,10 +396,12 @@ class Workflows:
 
     # In the background
 
-    async def go_on_with_others(self) -> None:
-        """Go on, from now on, with runs that nobody drives: of servers that died, answered, or expired."""
+    async def go_on_with_others(self, ready: asyncio.Task[None]) -> None:
+        """Go on, once the server is ready, with runs that nobody drives: of servers that died, answered, or expired."""
+        await asyncio.wait([ready])
         while not self._is_closing:
             try:
+                self._records.settle()
                 for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
                     is_driven = record.id in self._live or (record.server and self._is_living(record.server))
                     if not is_driven:
@@ -409,12 +413,22 @@ class Workflows:
             await asyncio.sleep(LOOK_S)
 
     def _take_safely(self, record: RunRecord) -> None:
+        if record.server and record.tries >= MAX_TRIES:
+            self._set_aside(record)
+            return
         try:
             self._take(record)
         except WorkflowInvalid as error:
             self._records.end_undriven(record, "failed", f"its text cannot be read any more: {error.message}")
         except BelljarError as error:
             log.warning("run %s cannot go on: %s", record.id, error, extra=_about(record))
+
+    def _set_aside(self, record: RunRecord) -> None:
+        """Go on with a run no more, because no server lives long that does, until somebody resumes it."""
+        why = f"set aside: {record.tries} servers in a row ended soon after they went on with it"
+        if self._records.end_undriven(record, "interrupted", why):
+            hint = f"`belljar workflow resume {record.id}` goes on with it"
+            log.warning("run %s of workflow %s is %s; %s", record.id, record.name, why, hint, extra=_about(record))
 
     async def aclose(self) -> None:
         """Stop driving; whoever comes next goes on with the runs."""
@@ -436,9 +450,11 @@ class Workflows:
 
 
 @asynccontextmanager
-async def open_workflows(workflows: Workflows, *, goes_on: bool) -> AsyncGenerator[Workflows]:
-    """Open the workflows of a runtime; with `goes_on`, it goes on with runs that nobody drives."""
-    looking = asyncio.get_running_loop().create_task(workflows.go_on_with_others()) if goes_on else None
+async def open_workflows(workflows: Workflows, ready: asyncio.Task[None] | None) -> AsyncGenerator[Workflows]:
+    """Open the workflows of a runtime, which goes on with runs that nobody drives when it is ready, or never."""
+    looking: asyncio.Task[None] | None = None
+    if ready is not None:
+        looking = asyncio.get_running_loop().create_task(workflows.go_on_with_others(ready))
     try:
         yield workflows
     finally:
