@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sqlite3
+import tarfile
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -249,6 +251,32 @@ async def test_a_cell_whose_first_act_ends_its_server_is_on_record(
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal:
         rows = journal.execute("SELECT code, started_at IS NOT NULL, result IS NULL FROM executions").fetchall()
     assert rows == [("from os import kill", 1, 0), (f"kill({process.pid}, 9)", 1, 1)]
+
+
+LEFT = Path(__file__).parent.parent / "left"
+
+
+@pytest.mark.parametrize("path", sorted(LEFT.glob("directory-*.tar.gz")), ids=lambda path: path.name)
+async def test_a_data_directory_of_each_earlier_version_is_gone_on_with(
+    default_environment: Environment, tmp_path: Path, path: Path
+) -> None:
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal, journal:
+        assert str(journal.execute("PRAGMA user_version").fetchone()[0]) in path.name
+        environment = str(default_environment.python)
+        journal.execute("UPDATE sessions SET environment = ?, used_at = ?", (environment, time.time()))
+        (asleep,) = journal.execute("SELECT id FROM sessions WHERE state = 'asleep'").fetchone()
+        (live,) = journal.execute("SELECT id FROM sessions WHERE state = 'live'").fetchone()
+        (said,) = journal.execute("SELECT id FROM executions WHERE session_id = ?", (asleep,)).fetchone()
+        (cut_off,) = journal.execute("SELECT id FROM executions WHERE code LIKE '%begun%'").fetchone()
+    async with engine(default_environment, tmp_path) as (_, caller):
+        woken = await caller.execute("(x + 1, names, math.pi > 3, open('notes.txt').read())", asleep)
+        assert (woken.result, woken.lost) == ("(42, ['a', {'b': (1, 2)}], True, 'kept')", [])
+        assert (await caller.get(said)).stdout == "said\n"
+        killed = await caller.get(cut_off)
+        assert (killed.status, killed.stdout) == ("died", "begun\n")
+        assert (await caller.execute("1", live)).lost == ["y"]
 
 
 async def test_two_servers_on_one_data_directory_keep_out_of_each_others_sessions(
