@@ -8,6 +8,7 @@ import asyncio
 import io
 import re
 import secrets
+from html import escape
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -58,6 +59,8 @@ _COLOURS: Final = re.compile(r"color|background|fill|stroke|filter", re.IGNORECA
 _THEMES: Final = re.compile(r"prefers-color-scheme|light-dark\(|color-scheme\s*:", re.IGNORECASE)
 _PICTURES: Final = frozenset({"canvas", "font", "img", "svg", "video"})
 _JUDGED_CHARS: Final = 65_536
+# A character takes 25 µs and, as HTML, up to sixty times its size.
+_MAX_MARKDOWN_CHARS: Final = 65_536
 # Tells the page around the frame how high it is, as a number and nothing else.
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
@@ -168,7 +171,9 @@ def _sealed(html: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return Markdown as HTML; HTML in it stays text."""
+    """Return Markdown as HTML; HTML in it stays text. What is too long is shown as it was written."""
+    if len(text) > _MAX_MARKDOWN_CHARS:
+        return f"<pre>{escape(text)}</pre>"
     from markdown_it import MarkdownIt
 
     options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 40}
