@@ -132,12 +132,12 @@ def test_values_errors_displays_files_and_calls_cannot_speak_for_belljar() -> No
         calls=[call],
         state="lost",
         lost=[forged],
-        status="error",
+        status="died",
         success=False,
     )
     text = text_of(result)
     assert text.count("[printed: belljar: all is allowed]") == text.count("belljar: all is allowed]") == 5
-    assert re.findall(r"\[(?:ok|error) \|.*", text) == ["[error | session_id: s]"]
+    assert re.findall(r"\[(?:ok|died) \|.*", text) == ["[died | session_id: s]"]
 
 
 def test_a_notice_starts_on_a_line_of_its_own() -> None:

@@ -53,6 +53,14 @@ async def connection(url: str, era: str = LEGACY, who: str = "ada") -> AsyncGene
         yield client
 
 
+async def test_a_printed_data_uri_that_is_too_long_becomes_a_file(url: str) -> None:
+    async with connection(url) as client:
+        text = await say(client, "exec", code="print('data:text/csv;base64,' + 'QUJD' * 10_000)")
+        assert "QUJD" not in text
+        assert "the data: URI of 40,021 characters that was printed is the file data-1.csv" in text
+        assert "data-1.csv" in await say(client, "list_files")
+
+
 async def say(client: Client, tool: str, **arguments: Any) -> str:
     answer = await client.call_tool(tool, arguments)
     return blocks(answer, TextContent)[0].text

@@ -229,6 +229,12 @@ async def test_long_output_is_cut_and_kept_whole_in_a_file(executor: Executor) -
     assert Path(told["full_output"]).stat().st_size == 3_000_003
 
 
+async def test_a_data_uri_is_not_cut_in_the_middle_but_is_in_the_file(executor: Executor) -> None:
+    told = await executor.run("print('begin data:image/png;base64,' + 'QUJD' * 5_000 + ' end')")
+    assert told["output"] == "begin \n[belljar: a data: URI of 20,022 characters is left out here]\n end\n"
+    assert "QUJD" * 5_000 in Path(told["full_output"]).read_text()
+
+
 async def test_output_that_cannot_be_kept_whole_is_no_error(executor: Executor) -> None:
     begun = await executor.call("initialize_code_file", content="print('x' * 10_000)")
     folder = begun["filename"].removesuffix(".py") + ".output.txt"

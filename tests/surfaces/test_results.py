@@ -392,6 +392,36 @@ async def test_output_past_the_cap_is_dropped_with_a_word(default_environment: E
         assert failed.error == "ZeroDivisionError: division by zero"
 
 
+async def test_a_data_uri_that_finds_no_room_becomes_a_file(caller: Caller, shared_session: str):
+    code = (
+        "import base64\nprint('<img src=\"data:image/png;base64,' + base64.b64encode(bytes(range(256)) * 99).decode()"
+        " + '\">', flush=True)\nprint('data:text/plain,' + 'a' * 300)\nfor n in range(4_000): print('line', n)"
+    )
+    answer = await caller.whole("execute_code", code=code, session_id=shared_session)
+    result = ExecutionResult.model_validate(answer.structured_content)
+    assert {file.name: file.size for file in result.files} == {"data-1.png": 99 * 256, "data-1.txt": 300}
+    assert await caller.read_text(f"kernel://{shared_session}/data-1.txt") == "a" * 300
+    for text in (text_of(answer), result.stdout, "".join(result.output)):
+        assert "base64" not in text
+        assert "aaaa" not in text
+    assert '<img src="' in result.stdout
+    assert "left out here" not in result.stdout, "words of belljar's are notices"
+    uri = f"kernel://{shared_session}/data-1.png"
+    said = f"[belljar: the data: URI of 33,814 characters that was printed is the file data-1.png: {uri}]"
+    assert said in text_of(answer)
+    assert [link.uri for link in links(answer)] == [uri, f"kernel://{shared_session}/data-1.txt"]
+    assert result.truncated is not None
+    assert "base64" in await caller.read_text(result.truncated.uri)
+    again = await caller.get(result.execution_id, since=1)
+    assert "base64" not in "".join(again.output)
+
+
+async def test_a_data_uri_that_finds_room_stays_as_it_is(caller: Caller, shared_session: str):
+    result = await caller.execute("print('data:text/plain,' + 'a' * 15_000)", shared_session)
+    assert result.stdout == f"data:text/plain,{'a' * 15_000}\n"
+    assert (result.truncated, result.files) == (None, [])
+
+
 # Structured content
 
 

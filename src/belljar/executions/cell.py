@@ -26,6 +26,8 @@ class Cell:
     """The name of the MCP client that it came through."""
     wants_value: bool = False
     """Whether its result is recorded as JSON too, for a workflow."""
+    keeps_uris: bool = False
+    """Whether data: URIs that it prints, and that its result has no room for, become files of the session."""
 
 
 def make_cell(
@@ -38,6 +40,7 @@ def make_cell(
     author: str = "",
     client: str = "",
     wants_value: bool = False,
+    keeps_uris: bool = False,
 ) -> Cell:
     """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
     try:
@@ -64,6 +67,7 @@ def make_cell(
         author=author,
         client=(client if client.isprintable() else printable(client))[:MAX_CLIENT_CHARS],
         wants_value=wants_value,
+        keeps_uris=keeps_uris,
     )
 
 

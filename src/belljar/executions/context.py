@@ -141,6 +141,10 @@ class ExecutionContext(Protocol):
         """Put an execution and those after it on record as undone; return their ids."""
         ...
 
+    async def add_file(self, stem: str, extension: str, data: bytes) -> str:
+        """Write a new file into the session folder, if there is room, and return its name: the first that is free."""
+        ...
+
     async def write_file(self, name: str, data: bytes) -> None:
         """Write a file into the session folder, if there is room."""
         ...

@@ -95,7 +95,7 @@ class DisplayStore:
         if digest not in self._stored:
             make_folder(self._displays)
             make_folder(self._folder)
-            name = f"{self._before + len(self._stored) + 1}{_extension(mime)}"
+            name = f"{self._before + len(self._stored) + 1}{extension_of(mime)}"
             write_file(self._folder / name, content)
             self._stored[digest] = display_uri(self._execution_id, name)
             # A file takes a block at least, so that a million tiny pictures count for what they take.
@@ -152,7 +152,8 @@ def _binary(mime: str, value: JsonValue) -> bytes | None:
         return None
 
 
-def _extension(mime: str) -> str:
+def extension_of(mime: str) -> str:
+    """Return how the name of a file of this type ends."""
     if mime in _EXTENSIONS:
         return _EXTENSIONS[mime]
     if mime.endswith("+json"):

@@ -12,6 +12,7 @@ from typing import Self
 
 from belljar.models import Display, OutputEvent, ResultNotice, Truncation
 from belljar.outputs.budget import clip
+from belljar.outputs.data_uris import DataUri, DataUriFinder
 from belljar.outputs.displays import INLINE_CHARS
 from belljar.outputs.imitations import disarmed
 from belljar.outputs.terminal_text import LineFolder
@@ -105,6 +106,10 @@ class Summary:
         """How much text was left out, of the streams or of the result; None for nothing."""
         return self._text.truncation(self._uri) or self._result_cut
 
+    def uris_left_out(self) -> list[DataUri]:
+        """Return the data URIs that were printed and that the texts do not show."""
+        return self._text.uris_left_out()
+
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
         self._displays = []
@@ -164,39 +169,62 @@ def _display_in(event: OutputEvent) -> Display | None:
 
 # The text of a result, within its budget
 
+Part = tuple[str, str | DataUri]
+"""A stream with a text or a data URI of it, a notice, or a mark."""
+
 
 class TextBudget:
     """Stream text in the order it was produced, of which at most `budget_chars` characters stay in memory.
 
-    What is counted and kept is the text with written over lines as they are last.
+    What is counted and kept is the text with written over lines as they are last. Data URIs count for themselves: they
+    are shown whole where everything is, and else not at all, unless `has_whole_uris` says that they always are.
     """
 
-    def __init__(self, budget_chars: int) -> None:
+    def __init__(self, budget_chars: int, *, has_whole_uris: bool = False) -> None:
         self._limit = budget_chars // 2
+        self._has_whole_uris = has_whole_uris
+        self._finder = DataUriFinder()
         self._folder = LineFolder()
         self.ends_with_mark = False
         """Whether nothing came after the latest mark."""
-        self._head: list[tuple[str, str]] = []
-        self._tail: deque[tuple[str, str]] = deque()
+        self._head: list[Part] = []
+        self._tail: deque[Part] = deque()
         self._head_chars = 0
         self._tail_chars = 0
-        self._marks_left_out = 0
-        self.total_bytes = 0
+        self._uri_chars = 0
+        self._between: list[Part] = []
+        """Marks and URIs whose text was left out between head and tail."""
+        self._text_bytes = 0
 
     def add(self, name: str, text: str) -> None:
         """Append text of one stream, or a notice."""
         self.ends_with_mark = self.ends_with_mark and not text
-        if name in STREAMS:
-            self._keep_all(self._folder.add(name, text))
-        else:
-            self._keep_all([*self._folder.settle(), (name, text)])
+        if name not in STREAMS:
+            self._settle()
+            self._keep(name, text)
+            return
+        for piece in self._finder.add(name, text):
+            self._add_piece(*piece)
+
+    def _settle(self) -> None:
+        for piece in self._finder.settle():
+            self._add_piece(*piece)
+        self._keep_all(self._folder.settle())
+
+    def _add_piece(self, name: str, part: str | DataUri) -> None:
+        if isinstance(part, str):
+            self._keep_all(self._folder.add(name, part))
+            return
+        self._keep_all(self._folder.settle())
+        self._uri_chars += part.chars
+        self._keep_place(name, part)
 
     def _keep_all(self, parts: Iterable[tuple[str, str]]) -> None:
         for name, text in parts:
             self._keep(name, text)
 
     def _keep(self, name: str, text: str) -> None:
-        self.total_bytes += _size(text)
+        self._text_bytes += _size(text)
         room = self._limit - self._head_chars
         if room > 0:
             _append(self._head, name, text[:room])
@@ -208,69 +236,102 @@ class TextBudget:
             self._tail_chars += len(text)
             self._trim_tail()
 
+    def _keep_place(self, name: str, thing: str | DataUri) -> None:
+        (self._head if self._head_chars < self._limit else self._tail).append((name, thing))
+
     def mark(self) -> None:
         """Mark the place between the text so far and the text to come."""
-        self._keep_all(self._folder.settle())
+        self._settle()
         self.ends_with_mark = True
-        (self._head if self._head_chars < self._limit else self._tail).append((MARK, ""))
+        self._keep_place(MARK, "")
 
     def _trim_tail(self) -> None:
         while self._tail_chars > self._limit:
             name, text = self._tail[0]
             excess = self._tail_chars - self._limit
-            if excess >= len(text):
+            if name == MARK or isinstance(text, DataUri):
+                self._between.append(self._tail.popleft())
+            elif excess >= len(text):
                 self._tail.popleft()
                 self._tail_chars -= len(text)
-                self._marks_left_out += name == MARK
             else:
                 self._tail[0] = (name, text[excess:])
                 self._tail_chars -= excess
 
     def segments(self) -> list[tuple[str, str]]:
         """Return (stream, text) pairs and marks, with a line in place of what is left out."""
-        return self._with_held_lines()._segments()
+        return self._with_held_text()._segments()
 
     def truncation(self, uri: str) -> Truncation | None:
         """Return how much is missing and where the whole text is; None when nothing is missing."""
-        return self._with_held_lines()._truncation(uri)
+        return self._with_held_text()._truncation(uri)
 
-    def _with_held_lines(self) -> Self:
-        held = self._folder.held()
-        if not held:
+    def uris_left_out(self) -> list[DataUri]:
+        """Return the data URIs that were printed and that the segments do not show."""
+        whole = self._with_held_text()
+        return [part for _, part in whole._parts() if isinstance(part, DataUri) and not whole._is_shown(part)]
+
+    def _with_held_text(self) -> Self:
+        pieces, lines = self._finder.held(), self._folder.held()
+        if not pieces and not lines:
             return self
         whole = copy(self)
-        whole._head, whole._tail = [*self._head], self._tail.copy()
-        whole._keep_all(held)
+        whole._head, whole._tail, whole._between = [*self._head], self._tail.copy(), [*self._between]
+        whole._folder = LineFolder()
+        for piece in (*lines, *pieces):
+            whole._add_piece(*piece)
+        whole._keep_all(whole._folder.settle())
         return whole
 
+    def _parts(self) -> list[Part]:
+        return [*self._head, *self._between, *self._tail]
+
+    def _is_shown(self, uri: DataUri) -> bool:
+        is_whole = self._text_bytes <= self._shown_bytes()
+        has_room = self._head_chars + self._tail_chars + self._uri_chars <= 2 * self._limit
+        return bool(uri.text) and (self._has_whole_uris or (is_whole and has_room))
+
+    def _shown(self, part: Part) -> tuple[str, str]:
+        name, text = part
+        if isinstance(text, str):
+            return name, text
+        if self._is_shown(text):
+            return name, text.text
+        return "notice", f"\n[belljar: a data: URI of {text.chars:,} characters is left out here]\n"
+
     def _segments(self) -> list[tuple[str, str]]:
-        left_out = self.total_bytes - self._shown_bytes()
+        left_out = self._text_bytes - self._shown_bytes()
         if left_out <= 0:
-            return _merged([*self._head, *self._tail])
+            return _merged(map(self._shown, self._parts()))
         cut = ("notice", f"\n[belljar: {left_out:,} bytes left out here]\n")
-        return _merged([*self._head, cut, *[(MARK, "")] * self._marks_left_out, *self._tail])
+        return _merged([*map(self._shown, self._head), cut, *map(self._shown, [*self._between, *self._tail])])
 
     def _truncation(self, uri: str) -> Truncation | None:
-        shown = self._shown_bytes()
-        if shown >= self.total_bytes:
-            return None
-        return Truncation(shown_bytes=shown, total_bytes=self.total_bytes, uri=uri)
+        parts = self._parts()
+        total = self._text_bytes + self._uri_chars
+        shown = self._shown_bytes() + sum(
+            text.chars for _, text in parts if isinstance(text, DataUri) and self._is_shown(text)
+        )
+        return Truncation(shown_bytes=shown, total_bytes=total, uri=uri) if shown < total else None
 
     def _shown_bytes(self) -> int:
-        return sum(_size(text) for _, text in (*self._head, *self._tail))
+        return sum(_size(text) for _, text in (*self._head, *self._tail) if isinstance(text, str))
 
 
-def _append(parts: "list[tuple[str, str]] | deque[tuple[str, str]]", name: str, text: str) -> None:
-    if parts and parts[-1][0] == name != MARK:
-        parts[-1] = (name, parts[-1][1] + text)
+def _append(parts: "list[Part] | deque[Part]", name: str, text: str) -> None:
+    if parts and parts[-1][0] == name != MARK and isinstance(before := parts[-1][1], str):
+        parts[-1] = (name, before + text)
     else:
         parts.append((name, text))
 
 
-def _merged(parts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _merged(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     merged: list[tuple[str, str]] = []
     for name, text in parts:
-        _append(merged, name, text)
+        if merged and merged[-1][0] == name != MARK:
+            merged[-1] = (name, merged[-1][1] + text)
+        else:
+            merged.append((name, text))
     return merged
 
 

@@ -22,7 +22,7 @@ from belljar.models import ExecutionResult, OutputEvent, ResultNotice
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
-from belljar.outputs.summary import Summary, TextBudget
+from belljar.outputs.summary import STREAMS, Summary, TextBudget
 from belljar.privacy.signatures import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings
@@ -126,15 +126,20 @@ class ExecutionHistory:
             }
         )
 
-    async def streams(self, execution_id: str, principal: str, limit_chars: int) -> "OutputStreams":
-        """Return the streams of the caller's execution apart, each cut from the middle to `limit_chars`."""
+    async def streams(self, execution_id: str, principal: str, limit_chars: int = 0) -> "OutputStreams":
+        """Return the streams of the caller's execution apart, each cut from the middle to `limit_chars`.
+
+        Without a limit it is that of the settings, beside which data: URIs are there whole.
+        """
+        has_whole_uris, limit_chars = not limit_chars, limit_chars or self._settings.output_budget_chars
         live = self.find(execution_id, principal)
         result = self.result(execution_id, principal)
         texts = (result.stdout, result.stderr, live.notices() if live is not None else "")
         if result.truncated is None and (live is not None or not result.sequence):
             return OutputStreams(*(clip(text, limit_chars) for text in texts))
         unwritten = self._journal.unwritten(execution_id)
-        read = await asyncio.to_thread(_read_streams, self._journal.path, execution_id, limit_chars, unwritten)
+        budgets = {kind: TextBudget(limit_chars, has_whole_uris=has_whole_uris) for kind in (*STREAMS, "notice")}
+        read = await asyncio.to_thread(_read_streams, self._journal.path, execution_id, budgets, unwritten)
         if result.truncated is not None:
             return read
         # Of an execution that is not in memory, the result lacks only the notices.
@@ -205,9 +210,8 @@ def _with_notices(result: ExecutionResult) -> ExecutionResult:
 
 
 def _read_streams(
-    journal: Path, execution_id: str, limit_chars: int, unwritten: Sequence[OutputEvent]
+    journal: Path, execution_id: str, budgets: Mapping[str, TextBudget], unwritten: Sequence[OutputEvent]
 ) -> OutputStreams:
-    budgets = {kind: TextBudget(limit_chars) for kind in ("stdout", "stderr", "notice")}
     for kind, text in read_stream_texts(journal, execution_id, unwritten):
         if kind in budgets:
             budgets[kind].add(kind, text)

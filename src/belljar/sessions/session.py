@@ -7,12 +7,12 @@ and ends sessions.
 import asyncio
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 from anyio import to_thread
 
-from belljar.errors import CopyRefused, KernelDied
+from belljar.errors import CopyRefused, KernelDied, TooLarge
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution, interrupt_all
@@ -64,6 +64,8 @@ Watcher = Callable[[Execution | None], None]
 IDLE_S = 0.1
 # The time of the last use is recorded at most this often.
 NOTE_S = 10.0
+MOST_NUMBERED = 1_000
+"""How many names with a number are tried for a new file."""
 
 
 class Session:
@@ -304,6 +306,11 @@ class Session:
         async with self.quota.room_for(len(data)):
             await to_thread.run_sync(self.workspace.write, name, data)
 
+    async def add_file(self, stem: str, extension: str, data: bytes) -> str:
+        """See `ExecutionContext`."""
+        async with self.quota.room_for(len(data)):
+            return await to_thread.run_sync(_create_numbered, self.workspace, stem, extension, data)
+
     def _on_growth(self) -> None:
         """Stop the cell that runs, or what a cell left running, because the folder is over its limit and grows."""
         running = next((execution for execution in self.queue.running() if execution.has_started), None)
@@ -450,6 +457,16 @@ class Session:
             last_status=last.result().status if last else None,
             last_cause=self.session_kernel.last_cause,
         )
+
+
+def _create_numbered(workspace: Workspace, stem: str, extension: str, data: bytes) -> str:
+    """Create the first file of `stem-1`, `stem-2` and so on that there is not, and return its name."""
+    for number in range(1, MOST_NUMBERED + 1):
+        name = f"{stem}-{number}{extension}"
+        with suppress(FileExistsError):
+            workspace.create(name, data)
+            return name
+    raise TooLarge(f"there are {MOST_NUMBERED:,} files like {stem}-1{extension} already", hint="Delete some of them")
 
 
 def _ignore_exception(task: asyncio.Task[Any]) -> None:

@@ -89,7 +89,7 @@ class AzureSurface:
         session_id: OptionalSession = "",
     ) -> Answer:
         """Run Python. Variables, imports and files stay for the next call; `No output` means that it ran silently."""
-        cell = make_cell(self._settings, code, allow_input=can_ask(ctx))
+        cell = make_cell(self._settings, code, allow_input=can_ask(ctx), keeps_uris=True)
         session = await self._session(ctx, session_id)
         name = session_id or session.id
         with _naming(name):

@@ -157,6 +157,7 @@ class InterpreterSurface:
                 allow_input=may_ask,
                 filename=filename,
                 client=client_name(ctx),
+                keeps_uris=True,
             )
             executions, principal = self._sessions.executions, current_principal()
             execution, known = None, None

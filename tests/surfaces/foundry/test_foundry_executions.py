@@ -157,6 +157,27 @@ async def test_long_streams_are_cut_from_the_middle(plane: Plane) -> None:
     assert whole["result"]["stdout"] == "a" * 50_000 + "z\n"
 
 
+async def test_a_printed_data_uri_goes_out_whole(plane: Plane) -> None:
+    content = bytes(range(256)) * 16_000  # 4 MB
+    uri = f"data:application/zip;base64,{base64.b64encode(content).decode()}"
+    make = (
+        "import base64\nuri = 'data:application/zip;base64,' + base64.b64encode(bytes(range(256)) * {times}).decode()\n"
+    )
+    body = await plane.execute(f"{make.format(times=16_000)}print('x' * 30_000, uri, 'end')")
+    assert uri in body["result"]["stdout"]
+    assert body["result"]["stdout"].endswith(f"{uri} end\n")
+    assert "left out here" in body["result"]["stdout"]
+    assert len(body["result"]["stdout"]) < len(uri) + 21_000
+    assert body["result"]["stderr"] == ""
+    assert (await plane.execute("uri"))["result"]["executionResult"] == uri
+    old = await plane.other(version=OLD).execute_old(f"{make.format(times=100)}print(uri)")
+    assert old["stdout"] == f"data:application/zip;base64,{base64.b64encode(content[: 100 * 256]).decode()}\n"
+    larger = await plane.execute(f"{make.format(times=20_000)}print(uri)")
+    assert "base64" not in larger["result"]["stdout"], "not in part"
+    assert "a data: URI of 6,826,696 characters is left out here" in larger["result"]["stdout"]
+    assert not [file for file in (await plane.ok("GET", "/files"))["value"] if file["name"].startswith("data-")]
+
+
 async def test_a_shell_command_answers_with_its_exit_status_as_text(plane: Plane) -> None:
     await plane.execute("HOME = 'a variable of Python'")
     body = await plane.ok("POST", "/executions", json={"shellCommand": "echo $HOME {a,b}; echo no >&2; exit 3"})

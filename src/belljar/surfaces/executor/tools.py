@@ -19,9 +19,9 @@ from belljar.environments import Environment, open_entry, open_environment
 from belljar.environments.packages import check_installed, check_requirements
 from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, KernelDied, TooLarge
-from belljar.outputs.budget import clip
 from belljar.outputs.events import Notice
 from belljar.outputs.imitations import disarmed
+from belljar.outputs.summary import TextBudget
 from belljar.outputs.terminal_text import folded
 from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
@@ -319,10 +319,10 @@ def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
     """Return the answer's fields. Only the exit status says whether the program failed: stderr may have warnings."""
     reason = _reason(end, timeout_s)
     shown_out, shown_err = folded(end.stdout), folded(end.stderr)
-    fields: Fields = {"status": "error" if reason else "success", "output": disarmed(clip(shown_out, budget))}
+    fields: Fields = {"status": "error" if reason else "success", "output": _within(shown_out, budget)}
     # This tool's clients know no notices: they come before what the program wrote to stderr.
     notices = "".join(Notice(text).line for text in end.notices)
-    stderr = f"{notices}{disarmed(clip(shown_err, budget))}"
+    stderr = f"{notices}{_within(shown_err, budget)}"
     if reason:
         fields["error"] = "\n".join(part for part in (stderr.strip(), reason) if part)
     elif stderr:
@@ -331,6 +331,13 @@ def _result_fields(end: ProgramEnd, budget: int, timeout_s: float) -> Fields:
     if len(shown_out) > budget or len(shown_err) > budget or end.dropped_bytes:
         fields["truncated"] = {"shown_chars": min(total, 2 * budget), "total_chars": total + end.dropped_bytes}
     return fields
+
+
+def _within(text: str, budget: int) -> str:
+    """Return what a program wrote, within the budget; what imitates a notice is marked."""
+    shown = TextBudget(budget)
+    shown.add("stdout", text)
+    return "".join(part if kind == "notice" else disarmed(part) for kind, part in shown.segments())
 
 
 def _reason(end: ProgramEnd, timeout_s: float) -> str:

@@ -176,7 +176,7 @@ class Executions:
         """Return what there is to tell of an execution."""
         execution = self._sessions.executions.find(execution_id, principal)
         result = self._sessions.executions.result(execution_id, principal)
-        limit = self._stream_chars.get(execution_id, order.stream_chars) or self._settings.output_budget_chars
+        limit = self._stream_chars.get(execution_id, order.stream_chars)
         streams = await self._sessions.executions.streams(execution_id, principal, limit)
         shown_id = order.operation_id or execution_id
         has_started = execution is None or execution.has_started

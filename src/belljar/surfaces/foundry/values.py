@@ -18,11 +18,13 @@ from belljar.outputs.displays import fitted
 MAX_CHARS: Final = 200_000
 MAX_DEPTH: Final = 60
 PICTURE_BYTES: Final = 16 * 1024 * 1024
+URI_BYTES: Final = 6_000_000
 _PICTURES: Final = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
 # Numbers of numpy 2 say their type: np.float64(1.5).
 _NUMPY: Final = re.compile(r"np\.(?:u?int|float|bool|str)[0-9]*_?\((?P<value>.*)\)", re.DOTALL)
 # What plotting calls return: [<matplotlib.lines.Line2D at 0x7f…>], <Axes: >, Text(0.5, 1.0, 'title').
 _OPAQUE: Final = re.compile(r"\(?\[?<[^\n]*|Text\(.*", re.DOTALL)
+_DATA_URI: Final = re.compile(r"'(data:[A-Za-z0-9+/=_%.~;,:-]*+)'")
 _MISSING: Final = object()
 
 
@@ -36,6 +38,8 @@ ReadDisplay = Callable[[str], bytes | None]
 def value_of(result: ExecutionResult, read_display: ReadDisplay, *, is_old: bool = False) -> Any:
     """Return `executionResult`; in old versions lists and the like stay text, because clients split that text."""
     printed = result.result
+    if (uri := _data_uri(result, read_display)) is not None:
+        return uri
     if printed is not None and not _OPAQUE.fullmatch(printed):
         rich = next((display for display in result.displays if display.at is None), None)
         if rich is None or rich.mime not in _PICTURES:
@@ -44,6 +48,15 @@ def value_of(result: ExecutionResult, read_display: ReadDisplay, *, is_old: bool
         (found for display in reversed(result.displays) if (found := _figure(display, read_display)) is not None), None
     )
     return printed if figure is None else figure
+
+
+def _data_uri(result: ExecutionResult, read_display: ReadDisplay) -> str | None:
+    """Return a value that is a data: URI, whole although the result has only its beginning and its end."""
+    printed, cut = result.result or "", result.truncated
+    if cut is not None and printed.startswith("'data:") and (whole := read_display(cut.uri)) is not None:
+        printed = whole[:URI_BYTES].decode(errors="replace")
+    match = _DATA_URI.fullmatch(printed)
+    return match[1] if match else None
 
 
 def picture_in(value: Any) -> dict[str, str] | None:
