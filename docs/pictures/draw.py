@@ -79,7 +79,7 @@ def answered(answer: CallToolResult, *, with_ids: bool = False) -> Iterator[Line
         if isinstance(block, TextContent):
             for line in block.text.splitlines():
                 if line.strip() and not line.startswith(left_out):
-                    text = _IDS.sub(lambda found: f"{found[1]}3f9c…" if found[1] else "84d1…", line)
+                    text = _IDS.sub(lambda found: f"{found[1]}wyln…" if found[1] else "jevw…", line)
                     yield Line(f"  {text}", "status" if line.startswith("[") else "plain")
         elif isinstance(block, ImageContent):
             yield Line(picture=smaller(base64.b64decode(block.data)))
