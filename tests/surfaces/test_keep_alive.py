@@ -19,9 +19,9 @@ from belljar.environments import Environment
 from belljar.errors import SettingsError
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.supervisor import open_supervisor
-from belljar.supervisor.deposit_format import FORM, written
-from left_deposits import PRESENT, kind_of, left_by, shape
+from belljar.supervisor import client, open_supervisor
+from belljar.supervisor.deposit_format import FORM, read, written
+from left_deposits import PRESENT, as_left, kind_of, left_by, shape
 from serving_process import COLD, alive
 from waiting import until
 
@@ -362,6 +362,37 @@ async def test_what_a_server_leaves_has_the_fields_of_its_form(directory: KeptDi
             # Where they differ: raise FORM, and keep the present file as what the version before leaves.
             assert shape(written(deposit.fields)) == shape(left_by(PRESENT)[kind])
     assert seen >= {"session", "sandbox", "fresh checkpoint"}
+    await directory.until_empty()
+
+
+async def test_what_was_taken_over_is_left_in_the_present_format(
+    directory: KeptDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = left_by(f"deposits-{FORM - 1}")
+
+    def as_the_former(fields: dict[str, Any]) -> dict[str, Any]:
+        return {**as_left(former[kind_of(fields)], written(fields)), "form": FORM - 1}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "written", as_the_former)
+        async with engine(directory, fork_start=True) as (_, caller):
+            made = await caller.execute("import threading\nlock, x = threading.Lock(), 1")
+            await caller.execute("x = 2", made.session_id)
+            await until_rewindable(caller, made.session_id, states=2)
+    async with engine(directory) as (_, caller):
+        assert (await caller.execute("(x, lock.locked())", made.session_id)).result == "(2, False)"
+    forms = set[int]()
+
+    def noting(stored: dict[str, Any]) -> dict[str, Any]:
+        forms.add(stored["form"])
+        return read(stored)
+
+    monkeypatch.setattr(client, "read", noting)
+    async with engine(directory) as (_, caller):
+        await caller.fields("rewind_session", session_id=made.session_id, to=2)
+        assert (await caller.execute("x", made.session_id)).result == "1"
+        await caller.fields("clear_session", session_id=made.session_id)
+    assert forms == {FORM}
     await directory.until_empty()
 
 
