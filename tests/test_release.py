@@ -1,12 +1,16 @@
 """What a release says of itself: links of the README that work on a package index, and the addresses beside it."""
 
+import ast
 import re
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,3 +60,39 @@ def test_the_sdist_has_what_the_tests_and_the_scripts_need() -> None:
     assert {f"/{name}" for name in ("src", "tests", "docs", "scripts", "examples", "bench", "deploy")} <= {*included}
     assert all((ROOT / name.lstrip("/")).exists() for name in included)
     assert f"Programming Language :: Python :: 3.{sys.version_info[1]}" in table["project"]["classifiers"]
+
+
+NAMESPACES = {"azure": "azure-identity"}
+"""Packages that several distributions share, and the one of them that is imported."""
+INSTALLED_WITH_EXTRAS = {"microsandbox", "rattler", "tokenizers", "numpy", "pynvml", "ipykernel"}
+"""Of extras, which the tests may lack."""
+
+
+def third_party_imports(source: Path) -> set[str]:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imported.add((node.module or "").partition(".")[0])
+    return imported - sys.stdlib_module_names - {"belljar", "_typeshed"}
+
+
+def test_whatever_the_server_imports_is_declared() -> None:
+    """Not `inside/`, which runs on the packages of sessions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    declared = {canonicalize_name(Requirement(each).name) for each in listed}
+    distributions = packages_distributions()
+    undeclared: set[tuple[str, str]] = set()
+    for source in (ROOT / "src" / "belljar").rglob("*.py"):
+        if "inside" in source.relative_to(ROOT / "src" / "belljar").parts:
+            continue
+        for name in third_party_imports(source):
+            found = {NAMESPACES[name]} if name in NAMESPACES else {*distributions.get(name, [name])}
+            if not declared & {*map(canonicalize_name, found)} and name not in INSTALLED_WITH_EXTRAS:
+                undeclared.add((name, source.name))
+    assert undeclared == set()

@@ -235,21 +235,22 @@ class LocalSession(SessionBase):
         session = await self._session()
         data = content.encode() if isinstance(content, str) else content
         await session.write_file(name, data)
-        return _reference(session, "/".join(session.workspace.check_name(name)), len(data))
+        return _reference(self._id, "/".join(session.workspace.check_name(name)), len(data))
 
     async def download(self, name: str) -> bytes:
         """See `SessionHandle`."""
-        return await asyncio.to_thread((await self._session()).workspace.read, name, MAX_DOWNLOAD_BYTES)
+        workspace = self._runtime.sessions.workspace(self._id, PRINCIPAL)
+        return await asyncio.to_thread(workspace.read, name, MAX_DOWNLOAD_BYTES)
 
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
-        session = await self._session()
-        listing = await asyncio.to_thread(session.workspace.list, limit=PAGED_LIMIT)
-        return [_reference(session, entry.name, entry.size) for entry in listing.entries]
+        workspace = self._runtime.sessions.workspace(self._id, PRINCIPAL)
+        listing = await asyncio.to_thread(workspace.list, limit=PAGED_LIMIT)
+        return [_reference(self._id, entry.name, entry.size) for entry in listing.entries]
 
     async def display(self, uri: str) -> bytes:
         """See `SessionHandle`."""
-        await self._session()
+        self._runtime.sessions.workspace(self._id, PRINCIPAL)
         content = await asyncio.to_thread(self._runtime.sessions.executions.display_reader(self._id), uri)
         if content is None:
             raise ExecutionNotFound(f"session {self._id} has no display {uri[:120]!r}")
@@ -322,5 +323,5 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
     return True
 
 
-def _reference(session: Session, name: str, size: int) -> FileReference:
-    return FileReference(uri=file_uri(session.id, name), name=name, mime_type=mime_type_of(name), size=size)
+def _reference(session_id: str, name: str, size: int) -> FileReference:
+    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)

@@ -43,20 +43,35 @@ def run_folder(data_directory: Path) -> Generator[Run]:
     folder = runs / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
         make_folder(runs)
-        make_folder(folder)
-        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        with _changing(runs):
+            make_folder(folder)
+            descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         raise SettingsError(
             f"data_directory {data_directory} cannot be used: {error.strerror}",
             hint="Make room there, or set data_directory to a folder that can be written",
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         living, ended_at = other_servers(runs, own=folder.name)
         yield Run(folder, frozenset({folder.name, *living}), ended_at)
     finally:
         os.close(descriptor)
         remove_tree(folder)
+
+
+@contextmanager
+def _changing(runs: Path) -> Generator[None]:
+    """Hold the folder of all servers while one of them adds its own, or removes those of servers that are gone.
+
+    Otherwise a server that starts would find a folder that another one has made and not locked yet, and remove it.
+    """
+    descriptor = os.open(runs, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_living(runs: Path, name: str) -> bool:
@@ -68,7 +83,8 @@ def is_living(runs: Path, name: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared, so that two that look at once do not take each other for that server.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
@@ -134,20 +150,24 @@ def other_servers(runs: Path, *, own: str) -> tuple[list[str], dict[str, float]]
     """
     living: list[str] = []
     ended_at: dict[str, float] = {}
-    for folder in runs.iterdir():
-        if folder.name == own:
-            continue
-        try:
-            descriptor = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            living.append(folder.name)
-        else:
-            ended_at[folder.name] = os.fstat(descriptor).st_mtime
-            remove_tree(folder)
-        finally:
-            os.close(descriptor)
+    with _changing(runs):
+        for folder in runs.iterdir():
+            if folder.name == own:
+                continue
+            try:
+                descriptor = os.open(folder / _LOCK, os.O_RDWR)
+            except FileNotFoundError:
+                remove_tree(folder)  # its server was killed before it had a lock, or while it removed its folder
+                continue
+            except OSError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                living.append(folder.name)
+            else:
+                ended_at[folder.name] = os.fstat(descriptor).st_mtime
+                remove_tree(folder)
+            finally:
+                os.close(descriptor)
     return living, ended_at

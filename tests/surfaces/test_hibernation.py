@@ -134,7 +134,7 @@ async def test_a_server_that_stops_and_starts_again_has_its_sessions(
         woken = await caller.execute("x += 1\nx", made.session_id)
         assert (woken.result, woken.state, woken.execution_count) == ("2", "kept", 2)
         session = runtime.sessions.get(made.session_id, "local")
-        cells = json.loads(await runtime.sessions.executions.notebook(session))["cells"]
+        cells = json.loads(await runtime.sessions.executions.notebook(session.id))["cells"]
         assert ["".join(cell["source"]) for cell in cells] == ["x = 1\nprint('said')", "x += 1\nx"]
 
 
@@ -167,6 +167,38 @@ async def test_a_cleared_session_never_wakes(default_environment: Environment, t
         assert again.status == "rejected"
         assert again.error is not None
         assert "was cleared" in again.error
+
+
+async def test_a_sleeping_session_is_read_and_cleared_without_a_place_among_those_that_are_awake(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path) as (_, caller):
+        slept = (await caller.execute("open('notes.txt', 'w').write('kept')")).session_id
+        other = (await caller.execute("1")).session_id
+    async with engine(default_environment, tmp_path, max_sessions=1) as (runtime, caller):
+        busy = await caller.execute(held(), wait_s=0)
+        awake = [session.id for session in runtime.sessions.all()]
+        answer = await caller.call("download_file", session_id=slept, name="notes.txt")
+        assert not answer.is_error
+        assert await caller.read_text(f"kernel://{slept}/notes.txt") == "kept"
+        cells = json.loads(await caller.read_text(f"session://{slept}/notebook"))["cells"]
+        assert ["".join(cell["source"]) for cell in cells] == ["open('notes.txt', 'w').write('kept')"]
+        assert (await caller.fields("interrupt_execution", session_id=slept))["interrupted"] == []
+        cleared = await caller.fields("clear_session", session_id=slept)
+        assert cleared["success"]
+        assert [session.id for session in runtime.sessions.all()] == awake
+        assert not (tmp_path / "sessions" / slept).exists()
+        gone = await caller.execute("1", slept)
+        assert "was cleared" in str(gone.error)
+        assert "session-not-found" in await caller.refusal("download_file", session_id=slept, name="notes.txt")
+        # The one that nobody asked for sleeps on, and belongs to its owner alone.
+        assert [info.session_id for info in runtime.sessions.asleep("local")] == [other]
+        with pytest.raises(SessionNotFound):
+            runtime.sessions.workspace(other, "somebody else")
+        with pytest.raises(SessionNotFound):
+            await runtime.sessions.clear(other, "somebody else")
+        await caller.release(busy.session_id)
+        await caller.ended(busy.execution_id)
 
 
 async def test_what_nobody_asks_for_is_removed_in_the_end(default_environment: Environment, tmp_path: Path) -> None:

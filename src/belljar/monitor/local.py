@@ -142,8 +142,8 @@ class LocalMonitor(LocalViews):
     async def end(self, access: Access, session_id: str) -> None:
         """See `Monitor`."""
         row = await self._row(access, session_id)
-        session = await self._registry.reach(session_id, row.principal)
-        await self._registry.closer.close(session, f"was ended by {access.name}" if access.name else "was cleared")
+        end = f"was ended by {access.name}" if access.name else "was cleared"
+        await self._registry.clear(session_id, row.principal, end)
 
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
         """See `Monitor`."""

@@ -20,7 +20,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.ownership import disarm
 from belljar.journal.journal import Journal
 from belljar.journal.retention import remove_outputs
-from belljar.journal.session_records import SessionRecords, last_used
+from belljar.journal.session_records import SessionRecord, SessionRecords, last_used
 from belljar.kernels.base import StateReport
 from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
@@ -95,16 +95,24 @@ class SessionCloser:
     async def _close(self, session: Session, end: str) -> None:
         await session.aclose()
         await self._starter.close_prepared(session.id)
-        await asyncio.to_thread(session.remove_files)
+        await self._delete(session.id, session.principal, end)
+        self._release_identity(session)
+
+    async def delete(self, entry: SessionRecord, end: str) -> None:
+        """Delete a session that sleeps and was claimed for it, as `close` deletes one that is open."""
+        await self._run_to_end(self._delete(entry.id, entry.principal, end))
+
+    async def _delete(self, session_id: str, principal: str, end: str) -> None:
+        await asyncio.to_thread(remove_tree, self._folder / session_id)
         # Otherwise `forget_session` below deletes it, which takes longer.
         with suppress(sqlite3.Error, JournalDamaged):
-            if self._journal.output_bytes(session.id) > MUCH_OUTPUT_BYTES:
-                await asyncio.to_thread(remove_outputs, self._journal.path, session.id)
-        self._release_identity(session)
-        self._journal.forget_session(session.id)
-        self._records.record_end(session.id, end)
-        self._changes.publish("session", "gone", session.id, session.principal)
-        log.info("session %s %s", session.id, end, extra=about(session))
+            if self._journal.output_bytes(session_id) > MUCH_OUTPUT_BYTES:
+                await asyncio.to_thread(remove_outputs, self._journal.path, session_id)
+        self._journal.forget_session(session_id)
+        self._records.record_end(session_id, end)
+        self._changes.publish("session", "gone", session_id, principal)
+        ids = {"session_id": session_id, "principal": pseudonym(principal)}
+        log.info("session %s %s", session_id, end, extra=ids)
 
     def has_room_for(self, session: Session) -> bool:
         """Return whether the disk has room for the session's memory; without it, its variables would be lost in sleep.

@@ -181,16 +181,19 @@ class ExecutionHistory:
         """Return a function, for any thread, that reads a display of a session by its URI, or returns None."""
         return lambda uri: read_display(self._folder / session_id / "displays", uri)
 
-    async def notebook(self, session: Session) -> str:
-        """Return all executions of a session with their output as an .ipynb; of long output only head and tail."""
+    async def notebook(self, session_id: str) -> str:
+        """Return all executions of a session with their output as an .ipynb; of long output only head and tail.
+
+        The caller has made sure whose session it is.
+        """
         self._journal.commit()
         if self._journal.is_failing:
             raise Busy(
                 "the journal cannot be written now, and the notebook would lack what waits to be kept",
                 hint="Try again in 10 seconds",
             )
-        reader = self.display_reader(session.id)
-        return await asyncio.to_thread(read_notebook, self._settings.data_directory, session.id, reader)
+        reader = self.display_reader(session_id)
+        return await asyncio.to_thread(read_notebook, self._settings.data_directory, session_id, reader)
 
 
 def _with_notices(result: ExecutionResult) -> ExecutionResult:

@@ -20,6 +20,7 @@ from belljar.executions.admission import Admission
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox, InboxQuestion
 from belljar.executions.shared_folder import open_owner_folders
+from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
 from belljar.kernels.base import Kernel
@@ -336,7 +337,6 @@ class Registry:
         """Return the caller's session; wake it if it sleeps, and mark it as used."""
         session = self._sessions.get(session_id)
         if session is None:
-            self.closer.check_not_hibernating(session_id, principal)
             session = self._wake(session_id, principal)
         if session is None or session.principal != principal:
             raise self._absence(session_id, principal)
@@ -354,18 +354,37 @@ class Registry:
         session = self._sessions.get(session_id)
         if session is not None and session.principal == principal:
             return session.folders, session.environment
-        entry = self.records.find(session_id) if session is None else None
-        if entry is None or entry.principal != principal or entry.state != "asleep":
+        entry = self._find_asleep(session_id, principal) if session is None else None
+        if entry is None:
             raise self._absence(session_id, principal)
         return SessionFolders(session_id, self._folder / session_id, None), entry.environment
 
-    def _wake(self, session_id: str, principal: str) -> Session | None:
-        """Open a session of the caller that sleeps on disk; its kernel starts with its next cell."""
+    def workspace(self, session_id: str, principal: str) -> Workspace:
+        """Return the folder of the caller's session, for reading: one that sleeps sleeps on."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.principal == principal:
+            session.lease.touch()
+        return Workspace(self.folders_and_environment(session_id, principal)[0].workspace)
+
+    def running(self, session_id: str, principal: str) -> list[Execution]:
+        """Return the executions of the caller's session that run or wait; none of one that sleeps."""
+        self.folders_and_environment(session_id, principal)
+        session = self._sessions.get(session_id)
+        return session.queue.running() if session is not None else []
+
+    def _find_asleep(self, session_id: str, principal: str) -> SessionRecord | None:
+        """Return the record of a session of the caller that sleeps on disk; None if there is none."""
+        self.closer.check_not_hibernating(session_id, principal)
         entry = self.records.find(session_id)
         if entry is not None and self._is_elsewhere(entry) and not is_living(self._runs, entry.run):
             self.recover_others()
             entry = self.records.find(session_id)
-        if entry is None or not self._is_asleep(entry, principal):
+        return entry if entry is not None and self._is_asleep(entry, principal) else None
+
+    def _wake(self, session_id: str, principal: str) -> Session | None:
+        """Open a session of the caller that sleeps on disk; its kernel starts with its next cell."""
+        entry = self._find_asleep(session_id, principal)
+        if entry is None:
             return None
         self._check_room(principal)
         if not self.records.claim(session_id):
@@ -430,10 +449,16 @@ class Registry:
 
     # Ending sessions
 
-    async def clear(self, session_id: str, principal: str) -> None:
-        """End a session because its owner asks for it, and delete all of it."""
-        session = self.get(session_id, principal)
-        await self.closer.close(session, "was cleared")
+    async def clear(self, session_id: str, principal: str, end: str = "was cleared") -> None:
+        """End a session because its owner asks for it, and delete all of it; one that sleeps is not woken for it."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.principal == principal:
+            await self.closer.close(session, end)
+            return
+        entry = self._find_asleep(session_id, principal) if session is None else None
+        if entry is None or not self.records.claim(session_id):
+            raise self._absence(session_id, principal)
+        await self.closer.delete(entry, end)
 
     async def sweep(self) -> list[str]:
         """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""

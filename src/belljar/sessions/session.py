@@ -19,7 +19,6 @@ from belljar.executions.execution import Execution, interrupt_all
 from belljar.executions.inbox import Inbox
 from belljar.executions.shared_folder import SharedFolder
 from belljar.executions.working_folder import DiskQuota
-from belljar.files.fd_walk import remove_tree
 from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
@@ -417,10 +416,6 @@ class Session:
         await self.queue.cancel()
         await self.session_kernel.aclose()
         self.redactor.close()
-
-    def remove_files(self) -> None:
-        """Delete all its files on disk."""
-        remove_tree(self.folders.root)
 
     # State
 

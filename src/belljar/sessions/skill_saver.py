@@ -83,7 +83,7 @@ class SkillSaver:
         if content.name in {*scan.skills, *scan.problems}:
             raise BadSkill(f"the operator has a skill {content.name!r} already", hint="Choose another name")
         if session_id:
-            self._sessions.get(session_id, owner)  # another owner's session is refused as an unknown one
+            self._sessions.workspace(session_id, owner)  # another owner's session is refused as an unknown one
         await self._check(owner, content, example)
         state = "proposed" if self._settings.skills_review else "approved"
         servers = servers_of(content.files)

@@ -133,13 +133,13 @@ class FileTools:
         save: Annotated[bool, Field(description="Also save it for the person")] = False,
     ) -> Answer:
         """Get a file from the session folder."""
-        session = await self._sessions.reach(session_id, current_principal())
-        content = await asyncio.to_thread(session.workspace.read, name, EMBEDDED_LIMIT_BYTES)
-        file = file_reference(session.id, "/".join(session.workspace.check_name(name)), len(content))
+        workspace = self._sessions.workspace(session_id, current_principal())
+        content = await asyncio.to_thread(workspace.read, name, EMBEDDED_LIMIT_BYTES)
+        file = file_reference(session_id, "/".join(workspace.check_name(name)), len(content))
         saved = None
         if save:
             folder = self._settings.download_directory
-            saved = str(await asyncio.to_thread(save_download, folder, session.id, file.name, content))
+            saved = str(await asyncio.to_thread(save_download, folder, session_id, file.name, content))
         summary = f"{_shown(file.name)} ({file.mime_type}, {file.size:,} bytes)" + (
             f", saved to {saved}" if saved else ""
         )

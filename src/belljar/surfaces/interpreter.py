@@ -207,7 +207,7 @@ class InterpreterSurface:
                 "interrupt_execution takes either execution_id or session_id", hint="Pass one of them"
             )
         if session_id:
-            running = self._sessions.get(session_id, current_principal()).queue.running()
+            running = self._sessions.running(session_id, current_principal())
         else:
             execution = self._sessions.executions.find(execution_id, current_principal())
             if execution is None:

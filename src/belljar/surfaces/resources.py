@@ -49,8 +49,8 @@ class InterpreterResources:
     async def file(self, session_id: str, path: str) -> str | bytes:
         """Return a file's content: text for text, JSON and XML, else bytes."""
         try:
-            session = await self._sessions.reach(session_id, current_principal())
-            content = await asyncio.to_thread(session.workspace.read, path, READ_LIMIT_BYTES)
+            workspace = self._sessions.workspace(session_id, current_principal())
+            content = await asyncio.to_thread(workspace.read, path, READ_LIMIT_BYTES)
         except BelljarError as error:
             raise as_resource_error(error) from error
         return decoded(content, mime_type_of(path))
@@ -74,8 +74,8 @@ class InterpreterResources:
     async def notebook(self, session_id: str) -> str:
         """Return the session as a notebook."""
         try:
-            session = await self._sessions.reach(session_id, current_principal())
-            return await self._sessions.executions.notebook(session)
+            self._sessions.workspace(session_id, current_principal())
+            return await self._sessions.executions.notebook(session_id)
         except BelljarError as error:
             raise as_resource_error(error) from error
 

@@ -123,19 +123,16 @@ class SkillTools:
         """Return the files of a folder in a session, within the limits of a skill."""
         if not session_id:
             raise InvalidArgument("folder is one of a session", hint="Pass the session_id too")
-        session = await self._sessions.reach(session_id, owner)
-        parts = session.workspace.check_name(folder.strip("/"))
-        found = (await asyncio.to_thread(session.workspace.scan, parts, MAX_FILES + 1)).found
+        workspace = self._sessions.workspace(session_id, owner)
+        parts = workspace.check_name(folder.strip("/"))
+        found = (await asyncio.to_thread(workspace.scan, parts, MAX_FILES + 1)).found
         names = [name for name, _ in found if "__pycache__" not in name]
         if len(names) > MAX_FILES or sum(status.st_size for _, status in found) > MAX_BYTES:
             raise InvalidArgument(
                 f"{folder[:80]} has over {MAX_FILES} files or {MAX_BYTES:,} bytes", hint="Save a smaller folder"
             )
         prefix = "/".join(parts) + "/"
-        return {
-            name.removeprefix(prefix): await asyncio.to_thread(session.workspace.read, name, MAX_BYTES)
-            for name in names
-        }
+        return {name.removeprefix(prefix): await asyncio.to_thread(workspace.read, name, MAX_BYTES) for name in names}
 
     async def file(self, path: str) -> str | bytes:
         """Return a file of one of the caller's skills: text where it is UTF-8, else bytes."""

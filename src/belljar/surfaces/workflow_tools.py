@@ -152,8 +152,9 @@ class WorkflowTools:
         """Return the session of a run as a notebook."""
         try:
             principal = current_principal()
-            session = await self._sessions.reach(self._workflows.record(run_id, principal).session_id, principal)
-            return await self._sessions.executions.notebook(session)
+            session_id = self._workflows.record(run_id, principal).session_id
+            self._sessions.workspace(session_id, principal)
+            return await self._sessions.executions.notebook(session_id)
         except BelljarError as error:
             raise as_resource_error(error) from error
 
