@@ -1,4 +1,4 @@
-"""The default environment, prepared once for all test runs: it takes 20 s and 750 MB.
+"""The default environment, prepared once for all test runs: it takes 25 s and 950 MB.
 
 It is kept under `BELLJAR_TEST_DATA`, or in the user's cache folder.
 """

@@ -231,7 +231,7 @@ async def test_the_lock_of_the_default_environment_has_what_is_promised() -> Non
     pinned = {line.partition("==")[0] for line in DEFAULT.lock.read_text().splitlines()}
 
     wanted = "ipython pandas numpy matplotlib seaborn plotly kaleido sympy scipy scikit-learn pillow openpyxl requests"
-    assert set(wanted.split()) <= pinned
+    assert set(f"{wanted} pyarrow tqdm jinja2 tabulate".split()) <= pinned
 
 
 async def test_a_silent_index_is_given_up_after_the_time_limit(

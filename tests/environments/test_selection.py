@@ -21,7 +21,7 @@ def venv(tmp_path: Path) -> Path:
 async def test_the_default_environment_has_what_sessions_are_promised(default_environment: Environment) -> None:
     code = (
         "import IPython, pandas, numpy, matplotlib, seaborn, plotly, kaleido, sympy, scipy, sklearn, PIL, openpyxl, "
-        "requests, ipykernel, sys; print(sys.prefix)"
+        "pyarrow, tqdm, jinja2, tabulate, requests, ipykernel, sys; print(sys.prefix)"
     )
     result = subprocess.run([str(default_environment.python), "-I", "-c", code], capture_output=True, text=True)
 

@@ -24,6 +24,9 @@ ALIKE = {
     "pandas options": "import pandas\nprint(*map(pandas.get_option, ('display.max_columns', 'display.width')))",
     "pandas reprs": "import pandas\npandas.Categorical([f'category {i}' for i in range(9)]), "
     "pandas.interval_range(0, 9, 9)",
+    "pandas with pyarrow": "import io, pandas\nframe = pandas.DataFrame({'a': ['x', 'y'], 'b': [1, 2]})\n"
+    "again = pandas.read_parquet(io.BytesIO(frame.to_parquet()), dtype_backend='pyarrow')\n"
+    "print(again.to_markdown())\nframe['a'].array, again.dtypes",
     "numpy": "import numpy\nnumpy.arange(2000).reshape(20, 100)",
     "a kernel": "hasattr(get_ipython(), 'kernel'), get_ipython().kernel.language_info['name']",
     "an empty cell": "",
@@ -130,6 +133,13 @@ def _plain(text: str) -> str:
 async def test_a_cell_is_shown_alike(ours: Kernel, theirs: Kernel, code: str) -> None:
     shown, expected = seen(await run(ours, code)), seen(await run(theirs, code))
     assert shown == expected
+
+
+async def test_pandas_starts_no_thread_of_pyarrow_which_would_slow_forks_down(ours: Kernel) -> None:
+    look = "[open(f'/proc/self/task/{task}/comm').read().strip() for task in os.listdir('/proc/self/task')]"
+    outcome = await run(ours, f"import os, sys, pandas\n'pyarrow' in sys.modules, [x for x in {look} if 'jemal' in x]")
+    assert outcome.result is not None
+    assert outcome.result["text/plain"] == "(True, [])"
 
 
 @pytest.mark.parametrize("code", RAISED.values(), ids=RAISED)

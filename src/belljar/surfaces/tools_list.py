@@ -19,13 +19,13 @@ from belljar.settings.azure import AZURE
 
 NOTABLE = (
     *("pandas", "numpy", "scipy", "scikit-learn", "matplotlib", "seaborn", "plotly", "sympy", "pillow", "openpyxl"),
-    *("pypdf", "lxml", "requests", "polars", "pyarrow", "duckdb", "statsmodels", "networkx", "torch", "tensorflow"),
+    *("pypdf", "lxml", "requests", "pyarrow", "polars", "duckdb", "statsmodels", "networkx", "torch", "tensorflow"),
     *("transformers", "xgboost", "lightgbm", "opencv-python", "opencv-python-headless", "scikit-image", "geopandas"),
     *("beautifulsoup4", "httpx", "sqlalchemy", "python-docx", "python-pptx", "reportlab", "nltk", "spacy", "altair"),
     *("bokeh", "jax", "numba", "dask", "xarray", "h5py", "biopython", "rdkit", "astropy"),
 )
 """Packages that a model would ask for, best known first; others that are installed are not named."""
-_OF_DEFAULT = NOTABLE[:13]
+_OF_DEFAULT = NOTABLE[:14]
 _MAX_NAMED = 16
 _TIMEOUT_S = 1.0
 _UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
