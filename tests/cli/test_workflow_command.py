@@ -165,3 +165,26 @@ def _is_at(journal: Path, step: str) -> bool:
             return reader.execute(query, (step,)).fetchone() is not None
         except sqlite3.OperationalError:
             return False  # the tables are being made
+
+
+def test_every_command_obeys_a_trusted_file_of_variables(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("BLOCKED_PATTERNS", "")  # so that what the file sets is undone too
+    monkeypatch.delenv("BLOCKED_PATTERNS")
+    file = place / ".env"
+    file.write_text("BLOCKED_PATTERNS=os.system\n")
+    source = "import os\nos.system('true')"
+    (place / "w.yaml").write_text(workflow(code("a", source)))
+    commands = [("run", "-c", source), ("workflow", "validate", "w.yaml"), ("workflow", "run", "w.yaml")]
+    assert [command(*each).code for each in commands] == [0, 0, 0]
+    assert f"belljar trust {file}" in caplog.text
+    command("trust", ".env")
+    assert f"read {file}: BLOCKED_PATTERNS\n" in command("config").err
+    for each in commands:
+        monkeypatch.delenv("BLOCKED_PATTERNS")
+        refused = command(*each)
+        assert refused.code != 0
+        assert "os.system" in refused.err
+    monkeypatch.delenv("BLOCKED_PATTERNS")
+    assert '["os.system"]' in command("config").out

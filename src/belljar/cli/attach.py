@@ -8,7 +8,7 @@ import typer
 from belljar.cli.attached_console import run_console
 from belljar.cli.sessions import live_sessions
 from belljar.jupyter import require_ipykernel
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
     terminal, lines can be edited, names are completed by the session, what you typed is there the next time, and
     figures are saved in the download directory, with their path shown. In a pipe, the cells are what is piped in.
     """
-    settings = load_settings({"data_directory": data_directory})
+    settings = load_command_settings({"data_directory": data_directory})
     folder = settings.data_directory
     if connection is None:
         raise typer.Exit(run_console(folder, session, settings.download_directory))

@@ -15,6 +15,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, descriptions included.")] = False,
 ) -> None:
     """Show every setting and where its value comes from, and which ones of an untrusted file are ignored."""
+    _, read = settings.load_with_env_file()
     lines = settings.explain()
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
@@ -23,6 +24,8 @@ def command(
         print(columns([("setting", "value", "from"), *rows]))
     for path in settings.config_files():
         print(f"{'read' if path.is_file() else 'not there'}: {path}", file=sys.stderr)
+    if read:
+        print(read, file=sys.stderr)
     for line in lines:
         if line.ignored:
             print(f"ignored: {line.name} of {line.ignored}, which is not trusted", file=sys.stderr)

@@ -18,7 +18,7 @@ from belljar import ipc
 from belljar.attachments.messages import ConsoleLink, ConsoleRequest
 from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import EngineError, SettingsError
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -32,7 +32,7 @@ def command(
     Prints a link that signs in once, within ten minutes. Whoever can run this command as the server's user sees all
     sessions, and so does an agent with a shell of that user.
     """
-    settings = load_settings({"data_directory": data_directory})
+    settings = load_command_settings({"data_directory": data_directory})
     asyncio.run(_open(settings, opens=opens))
 
 

@@ -24,7 +24,7 @@ from belljar.sandboxes.base import Provider
 from belljar.sandboxes.data_path import is_in_container
 from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.seccomp import container_profile
-from belljar.settings import Settings, explain, hash_key, load_settings
+from belljar.settings import Settings, explain, hash_key, load_command_settings
 
 ADDRESS = "0.0.0.0:8000"
 NAMES = ["localhost", "127.0.0.1", "[::1]"]
@@ -53,11 +53,11 @@ def command(
     if seccomp:
         print(json.dumps(container_profile(), indent=2))
         return
-    settings = load_settings()
+    settings = load_command_settings()
     flags: dict[str, Any] = {"sandbox": choose_sandbox(settings)}
     if settings.http or not is_spoken_to(sys.stdin.fileno()):
         flags |= listening_flags(settings)
-    asyncio.run(serve(load_settings(flags)))
+    asyncio.run(serve(load_command_settings(flags)))
 
 
 def is_spoken_to(descriptor: int) -> bool:

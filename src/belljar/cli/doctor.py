@@ -34,7 +34,7 @@ from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
 from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
-from belljar.settings import Settings, load_settings, parse_key
+from belljar.settings import Settings, load_command_settings, parse_key
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
@@ -58,7 +58,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print the find
     Looks at the sandbox, environments, an Azure pool, the toolbox's servers and the policy, hits every limit of a
     session, and forks one; exits with 1 if something that the settings need fails.
     """
-    findings = list(examine(load_settings()))
+    findings = list(examine(load_command_settings()))
     raise typer.Exit(print_findings(findings, as_json=as_json))
 
 

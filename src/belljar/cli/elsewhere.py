@@ -20,7 +20,7 @@ import typer
 from belljar.cli.findings import HostFinding, print_findings
 from belljar.cli.install import container_command
 from belljar.errors import InvalidArgument, SandboxUnavailable
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 
 _ANSWER_S = 20.0
 _PORT = 8000
@@ -116,7 +116,7 @@ def doctor_command(
 
     Sessions run in a Linux container here; `belljar doctor` in it says what that gives.
     """
-    settings = load_settings()
+    settings = load_command_settings()
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     detail = f"{system}: sessions run in a Linux container"
     findings = [
@@ -216,7 +216,7 @@ def _build_hint(engine: _Engine, image: str) -> str:
 def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = None) -> int:
     """Run the container to its end, with `text` or our own stdin as its input; return its exit status."""
     engine = _find_engine()
-    image = load_settings().container_image
+    image = load_command_settings().container_image
     if not _has_image(engine, image):
         raise SandboxUnavailable(f"{engine.name} has no image {image}", hint=_build_hint(engine, image))
     # The command that `install --docker` writes has what the engine must allow for sealed sessions.
@@ -273,7 +273,7 @@ def _new_folder(out: Path | None) -> Path:
 
     Never among the person's own files, because code chooses the names in it.
     """
-    above = load_settings().download_directory
+    above = load_command_settings().download_directory
     try:
         if out is None:
             above.mkdir(parents=True, exist_ok=True)

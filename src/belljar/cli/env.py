@@ -27,7 +27,7 @@ from belljar.environments.selection import KERNEL_PREFIX, check_name
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.archive import open_archive
-from belljar.settings import EnvironmentEntry, Settings, config_files, load_settings
+from belljar.settings import EnvironmentEntry, Settings, config_files, load_command_settings
 from belljar.settings.environments import checked_names
 from belljar.supervisor import has_supervisor
 
@@ -42,7 +42,7 @@ def list_command(
     ] = False,
 ) -> None:
     """List the environments that sessions can ask for: kind, Python, packages, size and state."""
-    settings = load_settings()
+    settings = load_command_settings()
     if has_found:
         settings = _with_found(settings)
     listed = _examine(settings, _names(settings))
@@ -65,7 +65,7 @@ def create_command(
     Nothing is installed into an environment that is not belljar's own. With --file, the table that lets sessions have
     the new one is printed, for belljar.toml.
     """
-    settings = load_settings()
+    settings = load_command_settings()
     raise typer.Exit(create_from(settings, names or [], file) if file else _create(settings, names or []))
 
 
@@ -73,7 +73,7 @@ def check_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Which ones; all without it.")] = None,
 ) -> None:
     """See whether environments are there and can run sessions; exits with 1 if one cannot. Makes nothing."""
-    settings = load_settings()
+    settings = load_command_settings()
     listed = _examine(settings, _chosen(settings, names or []))
     for each in listed:
         lines = {
@@ -93,7 +93,7 @@ def remove_command(
     ] = False,
 ) -> None:
     """Remove managed environments from the disk; the next session that asks for one makes it again."""
-    _remove(load_settings(), names or [], is_unused=is_unused)
+    _remove(load_command_settings(), names or [], is_unused=is_unused)
 
 
 def lock_command(
@@ -104,7 +104,7 @@ def lock_command(
 
     What it prints is a requirements file: for `pip install -r`, `uv pip sync`, or the file of a managed environment.
     """
-    raise typer.Exit(lock(load_settings({"data_directory": data_directory}), session))
+    raise typer.Exit(lock(load_command_settings({"data_directory": data_directory}), session))
 
 
 def bundle_command(
@@ -117,7 +117,7 @@ def bundle_command(
 
     Those that are missing are made first. The other host needs the same Python, platform, requirements and belljar.
     """
-    settings = load_settings()
+    settings = load_command_settings()
     chosen = _chosen(settings, names or [settings.environment])
     spinner = Spinner("packing")
     try:
@@ -134,7 +134,7 @@ def unbundle_command(file: Annotated[Path, typer.Argument(help="A file that `bel
 
     Trust a bundle like the index that it replaces: its packages are installed on this host.
     """
-    settings = load_settings()
+    settings = load_command_settings()
     spinner = Spinner("unpacking")
     try:
         parts = asyncio.run(unbundle(settings, file.expanduser().absolute(), spinner.update))

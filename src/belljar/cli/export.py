@@ -22,7 +22,7 @@ from belljar.journal.archive import Archive, open_archive
 from belljar.outputs.export_formats import EXPORT_FORMATS, ExportFormat, ExportOptions, export, format_of_file
 from belljar.outputs.markdown import ImageFiles
 from belljar.outputs.notebook import execution_count, notebook_of
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 _KERNEL = "kernel:"
 
@@ -91,7 +91,7 @@ def command(
         runs_scripts=runs_scripts,
         force=force,
     )
-    raise typer.Exit(_export(load_settings({"data_directory": data_directory}).data_directory, request))
+    raise typer.Exit(_export(load_command_settings({"data_directory": data_directory}).data_directory, request))
 
 
 def _export(data_directory: Path, request: ExportRequest) -> int:

@@ -19,7 +19,7 @@ from belljar.cli.streams import columns
 from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 LOOK_S = 2.0
 MAX_LINE_CHARS = 80
@@ -95,7 +95,7 @@ def watch_command() -> None:
 
 
 def _folder() -> Path:
-    return load_settings().data_directory
+    return load_command_settings().data_directory
 
 
 async def _ask(folder: Path, request: InboxRequest) -> InboxReply:

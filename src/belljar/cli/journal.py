@@ -14,7 +14,7 @@ from belljar.journal.journal import open_journal
 from belljar.journal.salvage import Salvaged, salvage
 from belljar.journal.session_records import SessionRecords, session_folders
 from belljar.servers import describe_server, other_servers
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 from belljar.supervisor import has_supervisor
 
 _DataDirectory = Annotated[Path | None, typer.Option(help="Data directory of the server.")]
@@ -25,7 +25,7 @@ def check_command(data_directory: _DataDirectory = None) -> None:
 
     Servers may be running. Changes nothing.
     """
-    settings = load_settings({"data_directory": data_directory})
+    settings = load_command_settings({"data_directory": data_directory})
     path = _journal(settings)
     if damage := _damage(path):
         print(f"damaged: {path}: {damage}")
@@ -46,7 +46,7 @@ def salvage_command(
 
     The damaged file is kept beside it. No server may use the data directory meanwhile.
     """
-    settings = load_settings({"data_directory": data_directory})
+    settings = load_command_settings({"data_directory": data_directory})
     sessions, path = settings.data_directory / "sessions", settings.data_directory / "journal.sqlite"
     if not session_folders(sessions):  # otherwise a journal that was removed is made again
         _journal(settings)

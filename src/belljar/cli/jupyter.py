@@ -8,7 +8,7 @@ import typer
 
 from belljar.errors import InvalidArgument
 from belljar.jupyter import require_ipykernel, specs
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
         raise InvalidArgument("--user, --sys-prefix and --prefix exclude each other", hint="Give one of them")
     chosen = {key: value for key, value in (("environment", environment), ("sandbox", sandbox)) if value is not None}
     # Loading the settings refuses a wrong value now rather than when a notebook opens, and makes paths absolute.
-    settings = load_settings(chosen)
+    settings = load_command_settings(chosen)
     values = {key: str(getattr(settings, key)) for key in chosen}
     content = specs.kernel_file(display_name, settings=values, on_server=on_server)
     place = str(prefix.expanduser().absolute()) if prefix else sys.prefix if sys_prefix else None

@@ -8,7 +8,7 @@ import typer
 
 from belljar import logs
 from belljar.jupyter import require_ipykernel
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
     connection_file = connection_file.absolute()
     # Jupyter starts us in the notebook's folder; its belljar.toml may come from whoever wrote the notebook.
     os.chdir("/")
-    settings = load_settings({})
+    settings = load_command_settings({})
     logs.configure("WARNING", settings.log_format)
     open_session = open_somewhere if on_server else open_own
     serve(["-f", str(connection_file)], lambda: open_session(settings))

@@ -8,7 +8,7 @@ import typer
 
 from belljar.cli.streams import one_line, table
 from belljar.runtime import open_plugins
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 from belljar.surfaces.server import add_surfaces
 
 
@@ -20,7 +20,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the plugins, what they hook into, and those that failed; exits with 1 if one did."""
-    settings = load_settings({"plugins_directory": directory})
+    settings = load_command_settings({"plugins_directory": directory})
     plugins = open_plugins(settings)
     add_surfaces(plugins)
     for hook in ("workflow_step_types", "form_targets", "kernels"):

@@ -30,7 +30,7 @@ The `belljar.toml` of the working directory may be anybody's, so by itself it on
 hosts, turns guardrails on. What else it says is ignored, and named on stderr. `belljar trust` obeys all of it, for as
 long as the file stays what it is; `belljar trust --remove` ends that. Below, each setting says what such a file may do
 without trust. The user's own file, a file that `BELLJAR_CONFIG` names, variables and flags need none. A `.env` of the
-working directory is read by `belljar serve` once `belljar trust .env` has said so (see `env_file`). No folder above the
+working directory is read by every command once `belljar trust .env` has said so (see `env_file`). No folder above the
 working directory is looked into.
 
 ```toml

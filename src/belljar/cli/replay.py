@@ -32,7 +32,7 @@ from belljar.outputs.budget import EventBudget
 from belljar.outputs.comparison import Comparison, error_in
 from belljar.outputs.notebook import NotebookCell, Shown, cell_outputs
 from belljar.outputs.terminal_text import as_plain
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 
 _LIMIT_CHARS = 1_000_000
 _PYTHON = ("", "python", "ipython", "python3")
@@ -90,7 +90,7 @@ def command(
     """
     flags = {"sandbox": sandbox, "environment": environment, "execution_timeout_s": timeout}
     request = ReplayRequest(file, output, ignore=ignore or [], keep_going=keep_going, as_json=as_json, force=force)
-    raise typer.Exit(_replay(single_session_settings(load_settings(flags)), request))
+    raise typer.Exit(_replay(single_session_settings(load_command_settings(flags)), request))
 
 
 def _replay(settings: Settings, request: ReplayRequest) -> int:

@@ -26,7 +26,7 @@ from belljar.errors import InvalidArgument
 from belljar.files.transfer import download_folder
 from belljar.handles import SessionHandle
 from belljar.inside import FOLDER
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 
 # These prepare later sessions or earlier states, and a command has one session that only goes forward.
 _SINGLE_SESSION = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
@@ -89,7 +89,7 @@ def command(
         arguments=("-c" if code is not None else file or "", *(arguments or [])),
         files=tuple(files or ()),
     )
-    raise typer.Exit(run(single_session_settings(load_settings(flags)), request))
+    raise typer.Exit(run(single_session_settings(load_command_settings(flags)), request))
 
 
 def _read_code(file: str | None, code: str | None) -> str:

@@ -12,7 +12,7 @@ import typer
 from belljar.cli.streams import table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 
 if TYPE_CHECKING:
     from belljar.journal.session_records import SessionRecord
@@ -52,7 +52,7 @@ def command(
     fits it: ids are cut to what other commands need, and columns that do not fit are left out. In a pipe or a file it
     is whole.
     """
-    settings = load_settings({"data_directory": data_directory})
+    settings = load_command_settings({"data_directory": data_directory})
     folder = settings.data_directory
     found, silent = asyncio.run(ask_sessions(folder))
     rows: list[tuple[int | None, str, SessionInfo]] = [*found]
@@ -78,7 +78,7 @@ def command(
 
 def live_sessions(incomplete: str) -> list[tuple[str, str]]:
     """Return the live sessions whose id begins so, and what each is, for the completion of a shell."""
-    found, _ = asyncio.run(ask_sessions(load_settings().data_directory))
+    found, _ = asyncio.run(ask_sessions(load_command_settings().data_directory))
     shown = [(info.session_id, f"{info.state}, {info.executions} cells {info.reason}") for _, _, info in found]
     return [(session_id, text) for session_id, text in shown if session_id.startswith(incomplete)]
 

@@ -12,7 +12,7 @@ import typer
 
 from belljar.cli.streams import indented, one_line, table
 from belljar.errors import InvalidArgument, InvalidPath
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 from belljar.skills.format import MAIN, BadSkill, check_content, findings, read_folder
 from belljar.skills.front_matter import BadFrontMatter
 from belljar.skills.library import SkillLibrary
@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def list_command(owner: Owner = "", as_json: AsJson = False) -> None:
     """List the operator's skills and an owner's, and which of them are not in order."""
-    settings = load_settings()
+    settings = load_command_settings()
     library = _library(settings)
     scan = library.scan()
     rows = [
@@ -56,7 +56,7 @@ def show_command(
     name: Name, version: Annotated[str, typer.Option(help="One version of it.")] = "", owner: Owner = ""
 ) -> None:
     """Print the SKILL.md of a skill, and name its files."""
-    settings = load_settings()
+    settings = load_command_settings()
     store = _store(settings, owner)
     operators = _library(settings).scan().skills.get(name)
     if operators is not None and not version:
@@ -98,7 +98,7 @@ def approve_command(
     name: Name, version: Annotated[str, typer.Argument(help="The latest without it.")] = "", owner: Owner = ""
 ) -> None:
     """Let all sessions of its owner see a saved skill."""
-    approved = _store(load_settings(), owner).approve(name, version)
+    approved = _store(load_command_settings(), owner).approve(name, version)
     print(f"{name} {approved.short} is approved")
 
 
@@ -108,7 +108,7 @@ def pin_command(
     owner: Owner = "",
 ) -> None:
     """Keep one version of a saved skill current, whatever is saved later; without a version, no longer."""
-    pinned = _store(load_settings(), owner).pin(name, version)
+    pinned = _store(load_command_settings(), owner).pin(name, version)
     print(f"{name} stays at {pinned.short}" if pinned else f"{name} follows its latest approved version")
 
 
@@ -116,13 +116,13 @@ def remove_command(
     name: Name, version: Annotated[str, typer.Argument(help="Only this version.")] = "", owner: Owner = ""
 ) -> None:
     """Remove a saved skill with all its versions, or one of them."""
-    _store(load_settings(), owner).remove(name, version)
+    _store(load_command_settings(), owner).remove(name, version)
     print(f"{name}{f' {version}' if version else ''} is removed")
 
 
 def history_command(name: Name, owner: Owner = "", as_json: AsJson = False) -> None:
     """List the versions of a saved skill, the latest first."""
-    skill = _store(load_settings(), owner).get(name)
+    skill = _store(load_command_settings(), owner).get(name)
     rows: list[dict[str, Any]] = [
         {"version": each.short, "state": _state(skill, each), "saved": _when(each), "session": each.session_id,
          "files": len(each.manifest), "bytes": each.size_bytes, "servers": ", ".join(each.servers)}
@@ -141,7 +141,7 @@ def export_command(
     owner: Owner = "",
 ) -> None:
     """Write a saved skill as a folder that Claude, Codex, VS Code and Cursor read."""
-    store = _store(load_settings(), owner)
+    store = _store(load_command_settings(), owner)
     skill = store.get(name)
     content = store.content(name, skill.find(version) if version else skill.current or skill.find(""))
     check_content(content)

@@ -24,7 +24,7 @@ from belljar.cli.streams import log_to_stderr, one_line, table, write_output
 from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
 from belljar.toolbox.code_generation import generate
 from belljar.toolbox.connection import upstream_limits
@@ -97,7 +97,7 @@ def sync_command(
 
 
 def _settings(mcp_config: str | None) -> Settings:
-    return load_settings({"mcp_config": mcp_config})
+    return load_command_settings({"mcp_config": mcp_config})
 
 
 def _run(

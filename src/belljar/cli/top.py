@@ -18,7 +18,7 @@ from rich.live import Live
 from belljar.cli.session_table import ServersSnapshot, SessionTable
 from belljar.cli.streams import raw_stream
 from belljar.control import ask_servers
-from belljar.settings import load_settings
+from belljar.settings import load_command_settings
 
 _REFRESH_S = 1.0
 # The time between the two snapshots of a single frame, which CPU shares are computed from.
@@ -33,7 +33,7 @@ def command(
 
     CPU is the share of one processor that a session's kernel used since the last look.
     """
-    folder = load_settings().data_directory
+    folder = load_command_settings().data_directory
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(folder) if sys.stdout.isatty() and not once else _print_once(folder))
 

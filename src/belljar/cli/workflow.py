@@ -22,7 +22,7 @@ from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
 from belljar.runtime import Runtime, configured_guardrails, open_plugins, open_runtime
 from belljar.servers import is_living
-from belljar.settings import Settings, load_settings
+from belljar.settings import Settings, load_command_settings
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCallStep, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
@@ -81,7 +81,7 @@ def resume_command(
     """Go on with a run that was interrupted, failed or was stopped; no finished step is run again."""
     if bool(run) == last:
         raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
-    record = _latest_open(load_settings()) if last else _record(load_settings(), run)
+    record = _latest_open(load_command_settings()) if last else _record(load_command_settings(), run)
     settings = _settings(record.text, record.texts)
     raise typer.Exit(drive(settings, lambda runtime: _resume(runtime, record, changed), as_json=as_json))
 
@@ -94,7 +94,7 @@ def answer_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
 ) -> None:
     """Answer the question of a run and go on with it; without fields it means yes."""
-    record = _record(load_settings(), run)
+    record = _record(load_command_settings(), run)
     settings = _settings(record.text, record.texts)
     given = None if decline else dict(map(_name_and_text, values or []))
     raise typer.Exit(drive(settings, lambda runtime: _answer(runtime, record, given, step), as_json=as_json))
@@ -115,7 +115,7 @@ def stop_command(run: Run) -> None:
 
 def list_command(as_json: AsJson = False) -> None:
     """List the latest runs of workflows, and the workflows that have names."""
-    settings = load_settings()
+    settings = load_command_settings()
     runs = _all_runs(settings)
     if as_json:
         fields = ("run", "name", "state", "step", "question", "reason", "started_at")
@@ -136,7 +136,7 @@ def list_command(as_json: AsJson = False) -> None:
 
 def show_command(run: Run, as_json: AsJson = False) -> None:
     """Show a run step by step: states, results, errors, and what it asks."""
-    settings = load_settings()
+    settings = load_command_settings()
     with open_archive(settings.data_directory) as archive:
         record = _find(archive.runs.of_anyone(run, 2), run)
         info = run_info(archive.runs, record, _state(settings, record), most=10_000)
@@ -154,14 +154,14 @@ def validate_command(source: Source, which: Which = "") -> None:
 
 def schema_command() -> None:
     """Print the JSON Schema of workflow texts, for editors."""
-    print(json.dumps(json_schema(step_types(open_plugins(load_settings()))), indent=2))
+    print(json.dumps(json_schema(step_types(open_plugins(load_command_settings()))), indent=2))
 
 
 def graph_command(
     source: Source, which: Which = "", svg: Annotated[bool, typer.Option("--svg", help="Print a picture.")] = False
 ) -> None:
     """Print the steps of a workflow as a Mermaid diagram."""
-    definition = _read(_library(load_settings()), source, which)
+    definition = _read(_library(load_command_settings()), source, which)
     print(as_svg(definition) if svg else as_mermaid(definition))
 
 
@@ -170,7 +170,7 @@ def graph_command(
 
 def _settings(*texts: str) -> Settings:
     """Return the settings for one run; sessions are made ready for forks where a text may have parallel steps."""
-    settings = load_settings()
+    settings = load_command_settings()
     unset = {name: value for name, value in _SINGLE_RUN.items() if name not in settings.model_fields_set}
     if any(_FORKS.search(text) for text in texts):
         unset.pop("fork_start", None)

@@ -8,7 +8,6 @@ server calls `value_of` itself for what is small in every respect.
 
 import json
 import math
-import resource
 import signal
 import sys
 from functools import lru_cache
@@ -85,6 +84,8 @@ def _plain(value: Any, depth: int) -> Any:
 
 def main(folder: str) -> None:
     """Answer requests until the server hangs up."""
+    import resource  # Windows has no such module, and imports this one for `plain_value`
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, MEMORY_MB << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiled = lru_cache(maxsize=64)(load_library(folder).compile)

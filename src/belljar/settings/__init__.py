@@ -40,6 +40,7 @@ __all__ = [
     "given_flags",
     "hash_key",
     "is_key_name",
+    "load_command_settings",
     "load_settings",
     "load_with_env_file",
     "parse_key",
@@ -77,14 +78,21 @@ def load_settings(flags: Mapping[str, object] = {}) -> Settings:
     return settings
 
 
+def load_command_settings(flags: Mapping[str, object] = {}) -> Settings:
+    """Return the settings in force for a command of belljar, each of which obeys `env_file`."""
+    return load_with_env_file(flags)[0]
+
+
 def load_with_env_file(flags: Mapping[str, object] = {}) -> tuple[Settings, str]:
     """Set the variables of `env_file` in this process, and return the settings in force then and what was read.
 
-    The latter names variables, never their values; it is for the log, which the settings configure.
+    The latter names variables, never their values.
     """
     settings = load_settings(flags)
-    _, origin = sources.winner("env_file", [sources.Layer(given_flags(flags), flag), *sources.layers(Settings)])
-    said = apply_env_file(settings.env_file, is_named=origin != "default")
+    said, warning = apply_env_file(settings.env_file, is_named="env_file" in settings.model_fields_set)
+    if warning and warning not in _warned:
+        _warned.add(warning)
+        log.warning("%s", warning)
     return (load_settings(flags) if said else settings), said
 
 

@@ -1,4 +1,4 @@
-"""The `.env` of the working directory: `NAME=value` lines that `belljar serve` takes as variables of its own.
+"""The `.env` of the working directory: `NAME=value` lines that every command of belljar takes as variables of its own.
 
 A variable that is set already stays as it is. Values are never logged and never reach a session, which gets none of the
 server's variables. A `.env` that nobody named is read only if the user trusts it, because its variables can do whatever
@@ -6,45 +6,40 @@ settings can, and a folder may come from anybody.
 """
 
 import io
-import logging
 import os
 import shlex
 from pathlib import Path
 
 from belljar.errors import SettingsError
-from belljar.settings.sources import read_config
+from belljar.settings.sources import ALIASES, PREFIX, read_config
 from belljar.settings.trust import is_trusted
 
 ENV_FILE = ".env"
 
-log = logging.getLogger(__name__)
 
+def apply_env_file(path: str, *, is_named: bool) -> tuple[str, str]:
+    """Set the variables of a file that are not set yet; `is_named` if the user named the file.
 
-def apply_env_file(path: str, *, is_named: bool) -> str:
-    """Set the variables of a file that are not set yet, and say which; `is_named` if the user named the file.
-
-    A file that is not there is an error only if it was named.
+    Returns what was read, and a warning where the file is not obeyed. A named one that is not there is an error.
     """
     if not path:
-        return ""
+        return "", ""
     file = Path(path).expanduser().absolute()
     if not file.exists():
         if is_named:
             raise SettingsError(f"env_file {file} is not there", hint="Make it, or name another one")
-        return ""
+        return "", ""
     content = read_config(file)
     if not is_named and not is_trusted(file, content):
-        log.warning(
-            "%s is not read, because it is not trusted. If you have read it: belljar trust %s",
-            file,
-            shlex.quote(str(file)),
-        )
-        return ""
+        # Many projects have a `.env` that is none of belljar's business.
+        is_ours = any(name.encode() in content for name in (PREFIX, *ALIASES.values()))
+        how = f"belljar trust {shlex.quote(str(file))}"
+        return "", f"{file} is not read, because it is not trusted. If you have read it: {how}" if is_ours else ""
     values = parse_env_file(file, content)
     new = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in new})
     kept = ", ".join(name for name in values if name not in new)
-    return f"read {file}: {', '.join(new) or 'nothing new'}{f'; set already: {kept}' if kept else ''}"
+    return f"read {file}: {', '.join(new) or 'nothing new'}{f'; set already: {kept}' if kept else ''}", ""
 
 
 def parse_env_file(file: Path, content: bytes) -> dict[str, str]:

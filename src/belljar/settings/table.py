@@ -168,9 +168,9 @@ class Settings(BaseSettings):
     )
     env_file: Annotated[str, NEVER] = Field(
         ENV_FILE,
-        description="A file of `NAME=value` lines that `belljar serve` reads as variables of its own, never over what "
-        "is set and never for sessions: the one in the working directory once you trust it (`belljar trust .env`), one "
-        "that you name here at once.",
+        description="A file of `NAME=value` lines that every command of belljar reads as variables of its own, never "
+        "over what is set and never for sessions: the one in the working directory once you trust it (`belljar trust "
+        ".env`), one that you name here at once.",
         json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
     mcp_config: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
@@ -357,7 +357,7 @@ class Settings(BaseSettings):
     console_operators: Annotated[list[str], FEWER] = Field(
         [],
         description="Principals that are operators, like `key:alice`: in the console and its API they see the sessions "
-        'of all owners and answer questions of rules with `answered_in = "console"`. Name no key that an agent holds.',
+        'of all owners and answer questions of rules with `answered_in = "console"`; never name an agent\'s key here.',
     )
     console_scripts: Annotated[Literal["ask", "never"], towards("ask", "never")] = Field(
         "ask",
