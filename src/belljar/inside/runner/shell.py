@@ -371,6 +371,8 @@ def build_shell() -> ZMQShell:
         HistoryManager._instances = set()  # pyright: ignore
     # IPython's advice after sys.exit() does not help, because nobody here can press Ctrl-D.
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
+    # Programs that list packages with it, as clients of Azure's sessions do, take stderr for a part of the list.
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated as an API", category=UserWarning)
     # `exit()` ends the cell like sys.exit(); the session and its variables stay.
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     return shell

@@ -318,7 +318,8 @@ def read_execution(answer: PoolAnswer) -> PoolExecution:
     """Return the execution that an answer holds, of either shape."""
     match answer.content():
         case {"properties": {"status": str(status), **fields}}:
-            output = {**fields, "executionResult": fields.get("executionResult", fields.get("result"))}
+            value = fields.get("executionResult", "")
+            output = {**fields, "executionResult": fields.get("result") if value == "" else value}
             content: object = {"status": status, "result": output}
         case found:
             content = found

@@ -40,7 +40,7 @@ def output_events(execution: PoolExecution) -> Iterator[Event]:
 
 def _result(value: JsonValue) -> Iterator[Event]:
     match value:
-        case None:
+        case None | "":  # "" is how pools say that there is no value
             return
         case {"type": "image", "format": str(form), "base64_data": str(data)}:
             kind = _IMAGES.get(form.lower())

@@ -20,8 +20,11 @@ from belljar.surfaces.foundry.executions import (
 )
 from belljar.surfaces.foundry.files import Files
 from belljar.surfaces.foundry.problems import invalid, json_response
+from belljar.surfaces.foundry.values import picture_in
 
 _WITHIN = "properties."
+_VALUES = {"2024-02-02-preview": "result", "2024-08-02-preview": "executionResult"}
+"""The key under which a version has the value. The other one has it too, unless it is a figure, which may be large."""
 
 
 class OldShapes:
@@ -46,13 +49,16 @@ class OldShapes:
         code = command_cell(fields["shellCommand"]) if is_shell else code_of(fields, within=_WITHIN)
         report = await self._executions.run(Order(identifier, code, timeout_s), call.principal, call.request)
         value = self._executions.value(report, is_old=True)
+        # Clients index the keys and print what they find: a value that is missing must not be `None`.
+        value = "" if value is None else value
+        other = "" if picture_in(value) is not None else value
         answer = {
             "$id": "2",
             "status": "Success" if report.result.success else "Failure",
             "stdout": report.stdout,
             "stderr": report.stderr,
-            "result": value,
-            "executionResult": value,
+            **dict.fromkeys(_VALUES.values(), other),
+            _VALUES[call.version]: value,
             "executionTimeInMilliseconds": report.milliseconds,
         }
         return json_response({"$id": "1", "properties": answer}, headers={"operation-id": report.id})
