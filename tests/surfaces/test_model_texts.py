@@ -1,14 +1,17 @@
 """What a model reads: the next call after a failure, tables, long output, and small schemas."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import Caller, text_of
+from calls import Caller, connected, opened_runtime, text_of
 
+from belljar.environments import Environment
 from belljar.environments.packages import PackageStatus
-from belljar.models import ExecutionResult
+from belljar.models import ExecutionResult, FileReference
 from belljar.runtime import Runtime
+from belljar.sandboxes.base import WORKSPACE
 from belljar.surfaces import tools_list
 from belljar.surfaces.content import text_of as text_of_result
 from belljar.surfaces.next_calls import next_call
@@ -35,6 +38,17 @@ def result(error: str | None = None, **fields: Any) -> ExecutionResult:
         ("FileNotFoundError: [Errno 2] No such file or directory: 'C:\\\\a.csv'", "upload_file("),
         ("gaierror: [Errno -2] Name or service not known", "Sessions have no network"),
         ("ConnectionError: HTTPSConnectionPool(): Failed to resolve 'example.com'", 'url="https://…"'),
+        ("ImportError: `Import tabulate` failed.  Use pip to install the tabulate package.", 'packages=["tabulate"]'),
+        ("ImportError: Missing optional dependency 'pytables'.  Use pip", 'packages=["tables"]'),
+        ("AttributeError: The '.style' accessor requires jinja2", 'packages=["jinja2"]'),
+        ("ImportError: Unable to find a usable engine\n - `Import pyarrow` failed.", 'packages=["pyarrow"]'),
+        ("ImportError: pyarrow>=16.0.0 is required for ArrowDtype", 'packages=["pyarrow"]'),
+        ("ImportError: cannot import name 'a' from 'requires '", ""),
+        ("OSError: [Errno 30] Read-only file system: '/a.csv'", "Next: write to /mnt/data, the session's own folder."),
+        ("OSError: Cannot save file into a non-existent directory: '/home/me'", "Next: write to /mnt/data,"),
+        ("OSError: Cannot save file into a non-existent directory: 'plots'", ""),
+        ("PermissionError: [Errno 13] Permission denied: '/a.csv'", "Next: write to /mnt/data,"),
+        ("PermissionError: [Errno 13] Permission denied: 'a.csv'", ""),
         ("KeyError: 'No module named'", ""),
         ("ValueError: FileNotFoundError", ""),
     ],
@@ -51,6 +65,46 @@ def test_the_next_call_says_what_is_true_here():
     assert "Sessions reach only example.com;" in next_call(failed, hosts=("example.com",), isolates=True, folders=())
     assert next_call(failed, hosts=(), isolates=False, folders=()) == ""
     assert next_call(result(), hosts=(), isolates=True, folders=()) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "is_told"),
+    [
+        ("frame.to_csv('/tmp/a.csv')", True),
+        ("path = '/tmp/a.png'\nfigure.savefig(path)", True),
+        ("with open('/tmp/a.txt', 'w') as file: file.write('')", True),
+        ("image.save('/tmp/a.png')\nshutil.copy('/tmp/a.png', 'kept.csv')", True),
+        ("frame.to_csv('/tmp/kept.csv')\nshutil.copy('/tmp/kept.csv', '.')", False),
+        ("pandas.read_csv('/tmp/a.csv')", False),
+        ("open('/tmp/a.txt').read()", False),
+        ("frame.to_csv('a.csv')", False),
+    ],
+)
+def test_whoever_saves_in_tmp_is_told_that_it_cannot_be_downloaded_from_there(code: str, is_told: bool):
+    kept = FileReference(uri="", name="out/kept.csv", mime_type="text/csv", size=1)
+    said = next_call(result(files=[kept]), hosts=(), isolates=True, folders=(), code=code)
+    told = "Next: files in /tmp are not downloadable from there; save to /mnt/data what somebody is to get."
+    assert said == (told if is_told else "")
+
+
+@anyio
+async def test_a_session_is_told_of_the_folder_that_it_has(default_environment: Environment, tmp_path: Path):
+    cells = {
+        "import os\nos.mkdir('/usr/made')": "Next: write to {}, the session's own folder.",
+        "open('/tmp/a.txt', 'w').close()": "not downloadable from there; save to {} what somebody is to get.",
+    }
+    async with (
+        opened_runtime(default_environment, tmp_path) as runtime,
+        connected(runtime) as caller,
+        opened_runtime(default_environment, tmp_path, sandbox="process") as other,
+        connected(other) as bare,
+    ):
+        for code, words in cells.items():
+            assert words.format("/mnt/data") in text_of(await caller.call("execute_code", code=code))
+        session_id = (await bare.execute("1")).session_id
+        seen = WORKSPACE if other.shows_workspace else str(other.sessions.get(session_id, "local").folders.workspace)
+        answer = await bare.call("execute_code", code=[*cells][1], session_id=session_id)
+        assert [*cells.values()][1].format(seen) in text_of(answer)
 
 
 def test_a_table_starts_on_a_line_of_its_own_and_numbers_fill_theirs():

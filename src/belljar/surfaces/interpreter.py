@@ -14,6 +14,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution, interrupt_all
 from belljar.models import ExecutionResult, Model, SessionInfo
 from belljar.runtime import Runtime
+from belljar.sandboxes.base import WORKSPACE
 from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import (
@@ -360,15 +361,25 @@ class InterpreterSurface:
         return answer
 
     def _advice(self, result: ExecutionResult, principal: str) -> str:
-        if result.status != "error":
+        if result.status not in ("ok", "error"):
             return ""
         seen = self._runtime.starter.host_folders
+        execution = self._sessions.executions.find(result.execution_id, principal)
         return next_call(
             result,
             hosts=[rule for rule in self._settings.egress if rule != PACKAGES],
             isolates=self._runtime.provider.isolates,
             folders=[seen.place(folder) for folder in seen.of(principal)],
+            workspace=self._workspace(result.session_id),
+            code=execution.cell.code if execution is not None else "",
         )
+
+    def _workspace(self, session_id: str) -> str:
+        """Return what code of a session calls its folder."""
+        if self._runtime.shows_workspace:
+            return WORKSPACE
+        session = self._sessions.find_open(session_id)
+        return "the working directory" if session is None else str(session.folders.workspace)
 
 
 def _gpu_part(info: SessionInfo) -> str:
