@@ -19,7 +19,8 @@ BelljarError
 │       └── PolicyError           invalid-policy
 ├── LimitError            a limit was reached: wait, or raise the limit
 │   ├── Busy                  busy
-│   └── TooLarge              too-large
+│   ├── TooLarge              too-large
+│   └── OutOfDescriptors      out-of-descriptors
 └── EngineError           ours, or the host's
     ├── JournalDamaged        journal-damaged
     ├── SandboxUnavailable    sandbox-unavailable
@@ -37,7 +38,9 @@ Code that raises inside a session is a result, not one of these. Surfaces turn t
 statuses, the CLI into exit codes; nothing else does.
 """
 
+import errno
 from collections.abc import Iterator
+from typing import cast
 
 
 class BelljarError(Exception):
@@ -176,6 +179,12 @@ class TooLarge(LimitError):
     code = "too-large"
 
 
+class OutOfDescriptors(LimitError):
+    """The server, or the whole machine, has as many files, sockets and pipes open as it may."""
+
+    code = "out-of-descriptors"
+
+
 class EngineError(BelljarError):
     """Something of ours or of the host failed."""
 
@@ -255,6 +264,24 @@ class KernelDied(EngineError):
 
 EXPIRED = "SessionExpiredError: Session ID not found or has expired. "
 """What clients of another interpreter look for; MCP answers about a session that is not there begin with it."""
+
+
+MORE_DESCRIPTORS = "the operator can raise LimitNOFILE= of the service, or ulimit -n"
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def out_of_descriptors(error: BaseException) -> OutOfDescriptors | None:
+    """Return our error for one that says that no file can be opened any more; None for any other error."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return next(filter(None, map(out_of_descriptors, inner)), None)
+    if not isinstance(error, OSError) or error.errno not in _NO_DESCRIPTORS:
+        return None
+    whose = "the server has" if error.errno == errno.EMFILE else "all programs of the machine together have"
+    return OutOfDescriptors(
+        f"{whose} as many files and sockets open as allowed",
+        hint=f"Clear sessions that are not needed, or try again in 10 seconds; {MORE_DESCRIPTORS}",
+    )
 
 
 def named_error(text: str, hint: str = "") -> BelljarError:

@@ -18,6 +18,7 @@ import typer
 
 from belljar import logs
 from belljar.environments import prepare
+from belljar.executions.admission import descriptor_limit, most_sessions
 from belljar.runtime import Runtime, open_runtime
 from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
@@ -89,7 +90,7 @@ def command(
 async def serve(settings: Settings, env_file: str = "") -> None:
     """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env."""
     logs.configure(settings.log_level, settings.log_format)
-    _raise_descriptor_limit()
+    _raise_descriptor_limit(settings)
     if env_file:
         log.info("%s", env_file)
     if settings.http:
@@ -137,12 +138,23 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
             )
 
 
-def _raise_descriptor_limit() -> None:
-    """Raise the limit on open files as far as we may: a session takes twenty here, and most systems start with 1024."""
+def _raise_descriptor_limit(settings: Settings) -> None:
+    """Raise the limit on open files as far as we may: a session takes twenty here, and most systems start with 1024.
+
+    Warn where it is too low for `max_sessions` all the same.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if (most := most_sessions(settings)) < settings.max_sessions:
+        log.warning(
+            "%s file descriptors are enough for %d sessions, not for max_sessions = %d: raise LimitNOFILE= of the "
+            "service, or ulimit -n",
+            descriptor_limit(),
+            most,
+            settings.max_sessions,
+        )
 
 
 def _open(settings: Settings) -> AbstractAsyncContextManager[Runtime]:

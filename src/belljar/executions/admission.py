@@ -5,12 +5,37 @@ principal who submits a thousand cells delays another by one of them, and cannot
 """
 
 import asyncio
+import resource
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from belljar.errors import Busy
+from belljar.settings import Settings
+
+_BASE_DESCRIPTORS = 16
+_SESSION_DESCRIPTORS = 20
+"""Without its checkpoints, each of which takes one or two more."""
+
+
+def descriptor_limit() -> int | None:
+    """Return how many files, sockets and pipes this process may have open; None where there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def most_sessions(settings: Settings) -> int:
+    """Return how many sessions may be open: `max_sessions`, or fewer where there are too few descriptors for them.
+
+    A quarter of all is for connections of clients, and each session that waits in the pool takes as much as one in use.
+    """
+    limit = descriptor_limit()
+    if limit is None:
+        return settings.max_sessions
+    each = _SESSION_DESCRIPTORS + 2 * settings.checkpoints
+    within = (limit - _BASE_DESCRIPTORS - limit // 4) // each - settings.pool_size
+    return max(1, min(settings.max_sessions, within))
 
 
 class Admission:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from belljar import logs, measures
 from belljar.change_signal import ChangeSignal
-from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied
+from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_descriptors
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
 from belljar.executions.gpu_use import GpuUse, with_gpu_memory
@@ -338,9 +338,13 @@ class Execution:
         except Exception as error:
             # The last boundary: a fault of belljar must not leave an execution that stays `running` for ever.
             log.exception("execution %s failed inside belljar", self.id)
+            named = out_of_descriptors(error)
+            cause = f"{named.code}: {named}" if named is not None else f"internal-error: {type(error).__name__}"
+            if named is not None and self._stopper is None:  # nothing of the cell has run
+                self._outcome = Outcome(status="rejected", cause=cause)
+                return
             # Give up the kernel, because the cell may still run in it and the next cell would get its output.
             loss = await self._session.session_kernel.on_death("belljar itself failed while a cell ran")
-            cause = f"internal-error: {type(error).__name__}"
             self._outcome = Outcome(status="rejected", state=loss.state, lost=loss.lost, cause=cause)
         finally:
             self._finish()

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from typing import BinaryIO
 
-from belljar.errors import BelljarError, FileMissing, InvalidPath, TooLarge, UsageError
+from belljar.errors import BelljarError, FileMissing, InvalidPath, TooLarge, UsageError, out_of_descriptors
 from belljar.files.file_types import kind_of
 from belljar.files.names import shown
 
@@ -40,13 +40,14 @@ def _descend(
     try:
         directory = os.open(root, _DIRECTORY)
     except OSError as error:
-        raise refusal(f"the session folder cannot be opened: {error.strerror}") from error
+        raise out_of_descriptors(error) or refusal(f"the session folder cannot be opened: {error.strerror}") from error
     for index, part in enumerate(parts):
         try:
             below = enter(directory, part)
         except OSError as error:
             reached = "/".join(parts[: index + 1])
-            raise refusal(blocked_message(directory, part, reached, name, error)) from error
+            named = out_of_descriptors(error)
+            raise named or refusal(blocked_message(directory, part, reached, name, error)) from error
         finally:
             os.close(directory)
         directory = below
@@ -151,8 +152,10 @@ def blocked_message(directory: int, part: str, reached: str, name: str, error: O
     return f"{shown(name)} cannot be reached: {shown(reached)} is a {kind_of(found.st_mode)}, not a directory"
 
 
-def unreachable(name: str, action: str, error: OSError) -> FileMissing:
+def unreachable(name: str, action: str, error: OSError) -> BelljarError:
     """Return the error for a file that could not be read or removed."""
+    if (named := out_of_descriptors(error)) is not None:
+        return named
     if isinstance(error, FileNotFoundError):
         # The mark stands for bytes that are no UTF-8, in lists of files, and no caller can pass those bytes.
         hint = _RENAME if "\ufffd" in name else "List the session's files to see their names"
@@ -164,7 +167,7 @@ def unreachable(name: str, action: str, error: OSError) -> FileMissing:
 
 def unwritable(name: str, size: int, error: OSError) -> BelljarError:
     """Return the error for a file of that size that could not be written."""
-    if refusal := no_room(f"no room for the {size} bytes of {shown(name)}", error):
+    if refusal := out_of_descriptors(error) or no_room(f"no room for the {size} bytes of {shown(name)}", error):
         return refusal
     if isinstance(error, IsADirectoryError):
         return InvalidPath(f"{shown(name)} is a directory", hint="Choose another name")

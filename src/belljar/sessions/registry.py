@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from belljar import measures, spans
-from belljar.errors import BelljarError, Busy, SessionNotFound
-from belljar.executions.admission import Admission
+from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, SessionNotFound
+from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox, InboxQuestion
 from belljar.executions.shared_folder import open_owner_folders
@@ -205,7 +205,7 @@ class Registry:
     @property
     def _most_per_owner(self) -> int:
         """Return how many sessions one owner may have open."""
-        most, share = self.settings.max_sessions, self.settings.owner_share
+        most, share = most_sessions(self.settings), self.settings.owner_share
         return most if self.settings.only_owner else max(1, int(most * share))
 
     async def make_room(self, principal: str, *, spared: Session | None = None) -> None:
@@ -232,7 +232,7 @@ class Registry:
         counts = Counter(session.principal for session in self._sessions.values()) + self._expected
         if counts[principal] >= self._most_per_owner:
             return principal
-        if self._count() < self.settings.max_sessions:
+        if self._count() < most_sessions(self.settings):
             return None
         largest = max(counts, key=lambda owner: (counts[owner], owner == principal))
         return largest if counts[largest] > counts[principal] + 1 else principal
@@ -254,8 +254,8 @@ class Registry:
 
     def _check_room(self, principal: str) -> None:
         """Refuse another session where there is no room; whoever asks opens it before it awaits anything."""
-        own = len(self.of(principal)) + self._expected[principal]
-        is_full = self._count() >= self.settings.max_sessions
+        own, most = len(self.of(principal)) + self._expected[principal], most_sessions(self.settings)
+        is_full = self._count() >= most
         if own >= self._most_per_owner and not is_full:
             raise Busy(
                 f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "
@@ -264,10 +264,14 @@ class Registry:
             )
         if is_full:
             hint = "Clear one with clear_session, or try" if own else "They are others': try"
-            raise Busy(
-                f"{self.settings.max_sessions} sessions are open, the most that max_sessions allows",
-                hint=f"{hint} again when an idle one has expired",
-            )
+            hint = f"{hint} again when an idle one has expired"
+            if most < self.settings.max_sessions:
+                raise Busy(
+                    f"{self._count()} sessions are open, the most that the server's {descriptor_limit()} file "
+                    "descriptors are enough for",
+                    hint=f"{hint}; {MORE_DESCRIPTORS}",
+                )
+            raise Busy(f"{most} sessions are open, the most that max_sessions allows", hint=hint)
         self.admission.check_memory()
 
     def _open(

@@ -27,12 +27,14 @@ from belljar.errors import (
     KernelDied,
     NoCheckpoint,
     OperatorNeeded,
+    OutOfDescriptors,
     QuestionClosed,
     QuestionNotFound,
     SessionNotFound,
     TooLarge,
     Unauthorized,
     VariableMissing,
+    out_of_descriptors,
 )
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.models import Model
@@ -58,6 +60,7 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     KernelDied: 409,
     CopyRefused: 409,
     TooLarge: 413,
+    OutOfDescriptors: 503,
     IssuerUnreachable: 502,
     EngineError: 500,
 }
@@ -155,7 +158,9 @@ def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
             found = await operation.handler(call)
         except BelljarError as error:
             return problem(error)
-        except Exception:
+        except Exception as error:
+            if (named := out_of_descriptors(error)) is not None:
+                return problem(named)
             log.exception("%s %s failed", operation.method, operation.path)
             return _response(500, "internal-error", "The server failed; its log has the reason")
         if isinstance(found, Response):

@@ -9,10 +9,12 @@ Knows nothing of tools or sessions.
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import select
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any, Final, Literal
 
 import h11
@@ -23,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from belljar import measures
+from belljar.errors import out_of_descriptors
 from belljar.surfaces.auth import current_principal
 
 HEAD_S: Final = 10.0
@@ -43,7 +46,11 @@ _LATE_S: Final = 1.0
 _SPARE: Final = 16
 """Connections beyond the limit that are accepted, but can only ask for the paths of `_ASKED_OF_FULL`."""
 _ASKED_OF_FULL: Final = ("/health", "/ready")
+_RESERVE: Final = 4
+"""Descriptors that are kept for those connections."""
 
+_Context = dict[str, Any]
+_OnError = Callable[[asyncio.AbstractEventLoop, _Context], object]
 Phase = Literal["head", "body", "answer", "idle", "over"]
 """What a connection waits for: a head, a body, our answer, the next request, or its end."""
 
@@ -65,6 +72,8 @@ class ConnectionLimiter:
         self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
         """Connections that have not sent a whole request, by peer, the oldest first."""
         self._has_warned = False
+        self._reserve: list[int] = []
+        """Descriptors that are kept for connections that ask for the server's health when there are no others left."""
 
     def protocol(
         self,
@@ -82,9 +91,29 @@ class ConnectionLimiter:
             self._close_oldest()
         count = len(self._open)
         self._open.add(connection)
-        if count < self.most:
+        if count < self.most and self._has_reserve():
             return "served"
         return "health-only" if count < self.most + _SPARE else "refused"
+
+    def _has_reserve(self) -> bool:
+        """Return whether no descriptor of the reserve is in use, after a try to get back those that are."""
+        with contextlib.suppress(OSError):
+            while len(self._reserve) < _RESERVE:
+                self._reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return len(self._reserve) == _RESERVE
+
+    def _on_loop_error(self, others: _OnError | None, loop: asyncio.AbstractEventLoop, context: _Context) -> None:
+        """Give up the reserve when no connection can be accepted for want of descriptors; asyncio tries again soon."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and out_of_descriptors(error) is not None and "socket" in context:
+            if self._reserve:
+                log.error("no file descriptors are left: until there are, only /health and /ready are answered")
+            while self._reserve:
+                os.close(self._reserve.pop())
+        elif others is not None:
+            others(loop, context)
+        else:
+            loop.default_exception_handler(context)
 
     def _close_oldest(self) -> None:
         """Close a connection that waits for a request: heads before bodies, and last those that have had an answer.
@@ -123,12 +152,19 @@ class ConnectionLimiter:
     @contextlib.asynccontextmanager
     async def watch(self) -> AsyncGenerator[None]:
         """Close connections that are overdue, until the block ends."""
-        watching = asyncio.get_running_loop().create_task(self._watch())
+        loop = asyncio.get_running_loop()
+        watching = loop.create_task(self._watch())
+        self._has_reserve()
+        others = loop.get_exception_handler()
+        loop.set_exception_handler(partial(self._on_loop_error, others))
         try:
             yield
         finally:
+            loop.set_exception_handler(others)
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            while self._reserve:
+                os.close(self._reserve.pop())
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,6 +175,7 @@ class ConnectionLimiter:
             # After a pause of the whole process, what arrived meanwhile is read first.
             if now - slept_from > _WATCH_S + _LATE_S:
                 continue
+            self._has_reserve()
             for connection in [each for each in self._open if each.is_overdue(now)]:
                 connection.transport.abort()
 

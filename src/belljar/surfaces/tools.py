@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field
 
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument, out_of_descriptors
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
@@ -69,6 +69,11 @@ def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Calla
         except BelljarError as error:
             note_refusal(error)
             return error_blocks(error)
+        except Exception as error:
+            if (named := out_of_descriptors(error)) is None:
+                raise
+            note_refusal(named)
+            return error_blocks(named)
 
     return answered
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, measures, spans
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, out_of_descriptors
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
@@ -76,10 +76,12 @@ class FoundryApp:
             except BelljarError as error:
                 note_refusal(error)
                 response = problem_of(error).response()
-            except Exception:
+            except Exception as error:
                 # The last boundary: a fault of belljar is answered like any other problem.
-                log.exception("a request to the data plane failed inside belljar")
-                response = internal_problem().response()
+                named = out_of_descriptors(error)
+                if named is None:
+                    log.exception("a request to the data plane failed inside belljar")
+                response = (problem_of(named) if named is not None else internal_problem()).response()
             if outcome == "error":
                 spans.fail_if_unset(span, "refused")
             measures.tool_calls.observe(time.perf_counter() - began_at, name, outcome)

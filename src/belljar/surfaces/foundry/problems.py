@@ -19,6 +19,7 @@ from belljar.errors import (
     EngineError,
     ExecutionNotFound,
     FileMissing,
+    OutOfDescriptors,
     SessionNotFound,
     TooLarge,
 )
@@ -67,7 +68,7 @@ def problem_of(error: BelljarError, target: str = "") -> Problem:
     message = str(error)
     retry = {"Retry-After": str(RETRY_S)}
     match error:
-        case Busy():
+        case Busy() | OutOfDescriptors():
             # Azure's document says 404 for a full pool, which clients take for an address that is wrong.
             return Problem(429, "SessionPoolExhausted", message, headers=retry)
         case TooLarge():
