@@ -29,6 +29,19 @@ def test_the_kernelspec_is_the_users_where_nothing_else_is_said(belljar: Run, ke
     assert not (kernels / "belljar").exists()
 
 
+def test_the_kernelspec_of_a_place_is_removed_there_and_nowhere_else(
+    belljar: Run, kernels: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "share/jupyter/kernels/belljar"
+    for place in ((), ("--prefix", str(tmp_path))):
+        assert belljar("jupyter", "install", *place).code == 0
+    outcome = belljar("jupyter", "remove", "--prefix", str(tmp_path))
+    assert (outcome.code, outcome.err) == (0, f"removed {there}\n")
+    assert (there.exists(), (kernels / "belljar").exists()) == (False, True)
+    assert belljar("jupyter", "remove", "--prefix", str(tmp_path)).code == 2
+    assert belljar("jupyter", "remove", "--user").err == f"removed {kernels / 'belljar'}\n"
+
+
 def test_options_are_kept_in_the_kernelspec(belljar: Run, kernels: Path, tmp_path: Path) -> None:
     options = ("--environment", "kernel:ir", "--sandbox", "process", "--on-server", "--display-name", "R, sealed")
     assert belljar("jupyter", "install", "--prefix", str(tmp_path), "--name", "sealed", *options).code == 0

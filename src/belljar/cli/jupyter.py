@@ -33,16 +33,16 @@ def command(
 
     Every notebook then runs in a sealed session of its own, which ends with its kernel.
     """
-    if action == "remove":
-        print(f"removed {specs.remove(name)}", file=sys.stderr)
-        return
-    require_ipykernel()
     if user + sys_prefix + (prefix is not None) > 1:
         raise InvalidArgument("--user, --sys-prefix and --prefix exclude each other", hint="Give one of them")
+    place = str(prefix.expanduser().absolute()) if prefix else sys.prefix if sys_prefix else None
+    if action == "remove":
+        print(f"removed {specs.remove(name, user=user, prefix=place)}", file=sys.stderr)
+        return
+    require_ipykernel()
     chosen = {key: value for key, value in (("environment", environment), ("sandbox", sandbox)) if value is not None}
     # Loading the settings refuses a wrong value now rather than when a notebook opens, and makes paths absolute.
     settings = load_command_settings(chosen)
     values = {key: str(getattr(settings, key)) for key in chosen}
     content = specs.kernel_file(display_name, settings=values, on_server=on_server)
-    place = str(prefix.expanduser().absolute()) if prefix else sys.prefix if sys_prefix else None
     print(f"installed {specs.install(name, content, user=place is None, prefix=place)}", file=sys.stderr)

@@ -47,9 +47,11 @@ def install(name: str, content: dict[str, object], *, user: bool = False, prefix
             raise InvalidArgument(f"{name!r} cannot name a kernel", hint="Use letters, digits, - _ and .") from error
 
 
-def remove(name: str) -> Path:
-    """Remove the kernelspec of that name, if it is ours."""
+def remove(name: str, *, user: bool = False, prefix: str | None = None) -> Path:
+    """Remove the kernelspec of that name, if it is ours: the one that front ends find, or that of one place."""
     finder = KernelSpecManager(ensure_native_kernel=False)
+    if user or prefix:
+        finder.kernel_dirs = [str(_folder(finder, name, user=user, prefix=prefix).parent)]
     installed = finder.find_kernel_specs()
     folder = installed.get(name)
     if folder is None:
