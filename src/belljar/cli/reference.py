@@ -19,7 +19,8 @@ Every setting can come from four places. A later one wins over an earlier one:
 1. the default;
 2. `belljar.toml`: the user's (`~/.config/belljar/belljar.toml` on Linux), then the one in the working directory. The
    variable `BELLJAR_CONFIG` names another file to read instead of the latter;
-3. an environment variable. Lists are separated by commas; an empty variable counts as not set;
+3. an environment variable. Lists are separated by commas, or JSON as `belljar config` prints it; an empty variable
+   counts as not set;
 4. a flag of the command.
 
 `belljar config` shows each value in force and where it comes from. A name that does not exist, a wrong type or a value

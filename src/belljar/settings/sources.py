@@ -63,12 +63,12 @@ class Layer:
 
 
 class _Environment(EnvSettingsSource):
-    """Reads variables: lists are separated by commas rather than JSON, and other projects' names are aliases."""
+    """Reads variables: lists are separated by commas or JSON, and other projects' names are aliases."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         if kind(field.annotation) is dict:
             return _table(self.settings_cls, field_name, value)
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return _list(self.settings_cls, field_name, value)
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
@@ -92,6 +92,18 @@ def _table(table: Table, name: str, text: str) -> Any:
     if not isinstance(value, dict):
         raise unusable(table, name, text, variable(name), "it is not a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def _list(table: Table, name: str, text: str) -> Any:
+    """Return the entries of a list that is written with commas, or as JSON like `belljar config` prints it."""
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            # An address like [::1]:8000 and a pattern of code begin with a bracket too, but with no quote after it.
+            if text.lstrip().startswith('["'):
+                raise unusable(table, name, text, variable(name), f"it is not JSON: {error}") from None
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def layers(table: Table) -> list[Layer]:

@@ -283,7 +283,7 @@ class Settings(BaseSettings):
     blocked_patterns: Annotated[list[str], MORE] = Field(
         [],
         description="Code that does not run, beside the policy's: names like `os.system`, or patterns like "
-        "`open(_, 'w*')`, which a variable cannot hold; `BLOCKED_PATTERNS` works too.",
+        "`open(_, 'w*')`, which have a comma and so need JSON in a variable; `BLOCKED_PATTERNS` works too.",
     )
     http: Annotated[str, AfterValidator(checked_address), NEVER] = Field(
         "",
