@@ -66,6 +66,11 @@ class SessionNotFound(UsageError):
 
     code = "session-not-found"
 
+    def __init__(self, message: str, *, hint: str = "", session_id: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.session_id = session_id
+        """The id that the caller passed, as it can be shown."""
+
 
 class ExecutionNotFound(UsageError):
     """No such execution for this caller."""
@@ -262,8 +267,12 @@ class KernelDied(EngineError):
     code = "kernel-died"
 
 
-EXPIRED = "SessionExpiredError: Session ID not found or has expired. "
-"""What clients of another interpreter look for; MCP answers about a session that is not there begin with it."""
+_EXPIRED, _EXPIRED_END = "SessionExpiredError: Session ", " not found or has expired. "
+
+
+def expired_words(error: BelljarError) -> str:
+    """Return what clients of another interpreter look for in an answer about a session that is not there."""
+    return f"{_EXPIRED}{error.session_id or 'ID'}{_EXPIRED_END}" if type(error) is SessionNotFound else ""
 
 
 MORE_DESCRIPTORS = "the operator can raise LimitNOFILE= of the service, or ulimit -n"
@@ -286,7 +295,9 @@ def out_of_descriptors(error: BaseException) -> OutOfDescriptors | None:
 
 def named_error(text: str, hint: str = "") -> BelljarError:
     """Return the error that "code: message" stands for, where one came as text from another process."""
-    code, _, message = text.removeprefix(EXPIRED).partition(": ")
+    if text.startswith(_EXPIRED):
+        text = text.partition(_EXPIRED_END)[2] or text
+    code, _, message = text.partition(": ")
     kind = _KINDS.get(code)
     return kind(message, hint=hint) if kind is not None else EngineError(text, hint=hint)
 

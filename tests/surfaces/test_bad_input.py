@@ -114,7 +114,10 @@ async def test_a_session_that_is_none_is_refused_everywhere(caller: Caller, sess
     result = await caller.execute("1", session_id)
     assert result.status == "rejected"
     assert result.error is not None
-    assert result.error.startswith("SessionExpiredError: Session ID not found or has expired. session-not-found: ")
+    # A control character or a lone surrogate is shown by its escape.
+    shown = session_id[:64] if session_id.isprintable() else repr(session_id)
+    expired = f"SessionExpiredError: Session {shown} not found or has expired. session-not-found: "
+    assert result.error.startswith(expired)
     for tool, arguments in (
         ("clear_session", {}),
         ("fork_session", {}),

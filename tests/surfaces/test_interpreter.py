@@ -179,7 +179,7 @@ async def test_a_cleared_session_is_gone_with_all_it_had(runtime: Runtime, calle
     assert "execution-not-found" in await caller.refusal("get_execution", execution_id=result.execution_id)
     again = await caller.call("clear_session", session_id=session_id)
     assert "session-not-found" in text_of(again)
-    expired = "SessionExpiredError: Session ID not found or has expired. session-not-found: "
+    expired = f"SessionExpiredError: Session {session_id} not found or has expired. session-not-found: "
     assert again.structured_content is not None
     assert again.structured_content["success"] is False
     assert again.structured_content["message"].startswith(expired)
@@ -205,7 +205,7 @@ async def test_an_unknown_session_is_a_clear_error_with_every_field(runtime: Run
         assert unknown not in [session.id for session in runtime.sessions.all()]
     assert (result.status, result.success, result.session_id) == ("rejected", False, unknown)
     assert result.error is not None
-    expired = "SessionExpiredError: Session ID not found or has expired. "
+    expired = f"SessionExpiredError: Session {unknown} not found or has expired. "
     assert result.error.startswith(f"{expired}session-not-found: session '{unknown}' does not exist")
     assert "execute_code with an empty session_id" in result.error
 

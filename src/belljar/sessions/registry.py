@@ -410,7 +410,8 @@ class Registry:
         """Return the error for a session that the caller cannot use here."""
         entry = self.records.find(session_id)
         if entry is not None and entry.principal == principal and entry.state == "gone":
-            return SessionNotFound(f"session {session_id!r} {entry.end}", hint=NEW_SESSION_HINT)
+            gone = f"session {session_id!r} {entry.end}"
+            return SessionNotFound(gone, hint=NEW_SESSION_HINT, session_id=session_id)
         if entry is not None and entry.principal == principal and self._is_elsewhere(entry):
             if is_living(self._runs, entry.run):
                 return Busy(
@@ -421,9 +422,11 @@ class Registry:
                 f"session {session_id} was open in a server that has ended without notice",
                 hint="The next server that starts on this data directory recovers it",
             )
+        shown = session_id[:64]
         return SessionNotFound(
-            f"session {session_id[:64]!r} does not exist: it was never made, has expired, or was cleared",
+            f"session {shown!r} does not exist: it was never made, has expired, or was cleared",
             hint=NEW_SESSION_HINT,
+            session_id=shown if shown.isprintable() else repr(shown),
         )
 
     def _is_elsewhere(self, entry: SessionRecord) -> bool:

@@ -15,7 +15,7 @@ from mcp.server.mcpserver import Context
 from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import JsonValue
 
-from belljar.errors import EXPIRED, BelljarError, SessionNotFound
+from belljar.errors import BelljarError, expired_words
 from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
@@ -105,7 +105,7 @@ def model_blocks(model: Model, text: str) -> CallToolResult:
 
 def error_blocks(error: BelljarError, fields: Mapping[str, JsonValue] | None = None) -> CallToolResult:
     """Return an error as a refusal that says what to do; `fields` are those that the tool always answers with."""
-    failure = {"success": False, "error": f"{_named(error)}{error.code}: {error.message}", "hint": error.hint}
+    failure = {"success": False, "error": f"{expired_words(error)}{error.code}: {error.message}", "hint": error.hint}
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error}")],
         structured_content={**(fields or {}), **failure},
@@ -115,11 +115,7 @@ def error_blocks(error: BelljarError, fields: Mapping[str, JsonValue] | None = N
 
 def error_field(error: BelljarError) -> str:
     """Return an error as the field `error` of an execution result has it."""
-    return f"{_named(error)}{error.code}: {error}"
-
-
-def _named(error: BelljarError) -> str:
-    return EXPIRED if type(error) is SessionNotFound else ""
+    return f"{expired_words(error)}{error.code}: {error}"
 
 
 def text_of(

@@ -145,7 +145,7 @@ class InterpreterSurface:
             execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
             if execution is None:
                 gone = ExecutionNotFound("the execution that asked is gone with its session", hint=NEW_SESSION_HINT)
-                return self._rejected(session_id, gone, ctx)
+                return self._rejected(session_id, gone, ctx, names_session=names_session)
             execution.span.link()
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s, names_session=names_session)
@@ -174,7 +174,7 @@ class InterpreterSurface:
             if execution is None:
                 return await self._answer_again(known or "", ctx, wait_s)
         except BelljarError as error:
-            return self._rejected(session_id, error, ctx)
+            return self._rejected(session_id, error, ctx, names_session=names_session)
         return await self._answer(execution, ctx, wait_s, names_session=names_session)
 
     @refusals_as_results
@@ -324,7 +324,7 @@ class InterpreterSurface:
         result.session_info = self._sessions.notice(execution)
         return self.shown(result, ctx, names_session=names_session)
 
-    def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx) -> CallToolResult:
+    def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx, *, names_session: bool) -> CallToolResult:
         """Return the answer to a call that never became an execution, with every field of a result."""
         note_refusal(error)
         result = ExecutionResult(
@@ -338,7 +338,7 @@ class InterpreterSurface:
             stderr="",
             error=error_field(error),
         )
-        return self.shown(result, ctx)
+        return self.shown(result, ctx, names_session=names_session)
 
     def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0, *, names_session: bool = True) -> CallToolResult:
         """Return a result as this request wants it."""
