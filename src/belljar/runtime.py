@@ -127,6 +127,11 @@ class Runtime:
     """The operator's skills and what agents saved; None where there are neither."""
 
     @property
+    def isolates(self) -> bool:
+        """Return whether sessions are sealed off. If not, no text for clients may say so."""
+        return self.settings.environment == AZURE or self.provider.isolates
+
+    @property
     def shows_workspace(self) -> bool:
         """Return whether sessions see their folder at /mnt/data. If not, no text for clients may name that path."""
         is_remote = self.settings.environment == AZURE

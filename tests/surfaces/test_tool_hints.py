@@ -56,7 +56,6 @@ async def test_hints_are_true_for_sessions_awake_and_asleep(default_environment:
             session_idle_s=0.001,
             sweep_interval_s=3600,
             pool_size=0,
-            checkpoints=0,
         ) as runtime,
         connected(runtime) as caller,
     ):

@@ -132,7 +132,7 @@ def _continue_url(url: str, headers: Headers) -> ServerEntry:
     }
 
 
-_GOOSE = {"enabled": True, "description": "Runs Python in sealed sessions", "timeout": 300}
+_GOOSE = {"enabled": True, "description": "Runs Python in stateful sessions", "timeout": 300}
 
 
 def _goose_command(command: Sequence[str]) -> ServerEntry:

@@ -63,7 +63,7 @@ class BelljarKernel(Kernel):
 
     implementation = "belljar"
     implementation_version = own_version()
-    banner = "belljar: a sealed session"
+    banner = "belljar: a session of its own"
     keeper: SessionKeeper
 
     def __init__(self, **kwargs: Any) -> None:

@@ -234,6 +234,13 @@ class KernelStarter:
         zygote = await self.zygotes.of(await self.environments.get(name))
         return zygote is not None and await zygote.warm()
 
+    async def can_fork(self) -> bool:
+        """Return whether any session can be forked here. Those with a GPU can: their variables are saved and loaded."""
+        if self.gpus.is_on:
+            return True
+        provider = self._forkable if self._settings.fork_start else None
+        return provider is not None and not await asyncio.to_thread(provider.no_nesting_reason)
+
     async def fork(
         self,
         kernel: Kernel,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mcp import MCPError
@@ -48,7 +49,7 @@ from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
 from belljar.surfaces.tools import known_arguments
-from belljar.surfaces.tools_list import Surroundings, small_schema, without_data_path
+from belljar.surfaces.tools_list import Surroundings, small_schema, truthful
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.
@@ -70,8 +71,8 @@ class BelljarServer(MCPServer[Any]):
     """Says what code finds where it runs; None where no tool runs code in sessions of ours."""
     skills: SkillTools | None = None
     """Has a prompt for each skill of the caller; None where there are no skills."""
-    names_data_path = True
-    """Whether descriptions of tools may name /mnt/data."""
+    correct: Callable[[str], str] | None = None
+    """Takes out of a text what is not so on this server; None where all of it is."""
 
     def add_tool(self, fn: Callable[..., Any], name: str | None = None, *rest: Any, **options: Any) -> None:
         """Add a tool as the SDK does, but refuse a second one of a name, which the SDK would drop with a warning."""
@@ -124,12 +125,13 @@ class BelljarServer(MCPServer[Any]):
 
     async def list_tools(self) -> list[Tool]:
         """List the tools as the SDK does, in fewer words, and with the caller's surroundings in `execute_code`'s."""
-        tools = await super().list_tools()
+        useless = await self.surroundings.useless_tools() if self.surroundings is not None else set[str]()
+        tools = [tool for tool in await super().list_tools() if tool.name not in useless]
         for tool in tools:
             tool.input_schema = small_schema(tool.input_schema)
-            if not self.names_data_path:
-                tool.description = without_data_path(tool.description or "")
-                tool.input_schema = json.loads(without_data_path(json.dumps(tool.input_schema)))
+            if self.correct is not None:
+                tool.description = self.correct(tool.description or "")
+                tool.input_schema = json.loads(self.correct(json.dumps(tool.input_schema)))
             if tool.name == "execute_code" and self.surroundings is not None:
                 about = await self.surroundings.text(current_principal())
                 tool.description = f"{tool.description}\n{about}".rstrip()
@@ -206,17 +208,17 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
     """Return one MCP server with the given surfaces; the interpreter gets the toolbox too, if there is one."""
     if runtime.toolbox is not None and "interpreter" in surfaces and "toolbox" not in surfaces:
         surfaces = [*surfaces, "toolbox"]
-    instructions = _instructions(surfaces)
     server = BelljarServer(
         "belljar",
         title="belljar",
-        instructions=instructions if runtime.shows_workspace else without_data_path(instructions),
+        instructions=truthful(_instructions(surfaces), runtime),
         version=own_version(),
         log_level=runtime.settings.log_level,
         extensions=_extensions(runtime, surfaces),
     )
     server.structured = runtime.settings.structured
-    server.names_data_path = runtime.shows_workspace
+    if not (runtime.isolates and runtime.shows_workspace):
+        server.correct = partial(truthful, runtime=runtime)
     add_surfaces(runtime.plugins)
     # belljar's own first, so that no plugin can take the name of one of its tools.
     for implementation in reversed(runtime.plugins.implementations("register_surface")):

@@ -6,6 +6,7 @@ would otherwise find out by failing: the packages that are there, the network, t
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -32,10 +33,14 @@ _UNNEEDED = ("title", "maxLength", "minItems", "maxItems")
 _EMPTY: dict[str, tuple[object, ...]] = {"default": ("", None, False), "minimum": (0,), "exclusiveMinimum": (0,)}
 
 
-def without_data_path(text: str) -> str:
-    """Return a text for clients of a server whose sessions see their folder at no other path than its own."""
-    folder = "the working directory"
-    return text.replace(f"{folder}, {WORKSPACE}", folder).replace(WORKSPACE, folder)
+def truthful(text: str, runtime: Runtime) -> str:
+    """Return a text for clients without what is not so here: that sessions are sealed off, or have /mnt/data."""
+    if not runtime.isolates:
+        text = text.replace("sealed, ", "").replace("sealed ", "")
+    if not runtime.shows_workspace:
+        folder = "the working directory"
+        text = text.replace(f"{folder}, {WORKSPACE}", folder).replace(WORKSPACE, folder)
+    return text
 
 
 def small_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def _small(value: Any, *, is_properties: bool = False) -> Any:
 
 
 class Surroundings:
-    """Says where a caller's code runs: packages, network and folders."""
+    """Says where a caller's code runs: packages, network and folders; and which tools can do nothing there."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -79,6 +84,18 @@ class Surroundings:
         """Return the sentences for the description of `execute_code`."""
         sentences = [await self._packages_sentence(), self._network(), self._folders(principal)]
         return " ".join(filter(None, sentences))
+
+    async def useless_tools(self) -> set[str]:
+        """Return the tools that would be refused in every session of this server, so that no model is offered them."""
+        names: set[str] = set()
+        if not self._settings.checkpoints:
+            names.add("rewind_session")
+        # Where the host is still being tried, the tool is offered, as it will be on most hosts.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                if not await self._runtime.starter.can_fork():
+                    names.add("fork_session")
+        return names
 
     async def _packages_sentence(self) -> str:
         if (names := await self._find_packages()) is None:

@@ -36,7 +36,7 @@ def _document() -> Schema:
         "info": {
             "title": "belljar: the data plane of dynamic sessions",
             "version": own_version(),
-            "description": "Runs Python and shell commands in sealed, stateful sessions, one for each identifier.",
+            "description": "Runs Python and shell commands in stateful sessions, one for each identifier.",
         },
         "security": [{"bearer": []}, {"key": []}, {}],
         "paths": _paths(),
