@@ -34,6 +34,8 @@ class Display(Model):
     text: str | None = None
     uri: str | None = None
     size: int = 0
+    file: str | None = None
+    """The file of the session that was made of it."""
     plain: str | None = None
     display_id: str | None = None
     also: list["Display"] = []

@@ -74,7 +74,8 @@ async def test_the_latest_cells_come_with_pictures_and_the_text_says_all(host: C
     assert 0 < len(base64.b64decode(data)) <= 200_000
     assert cells[-1]["parts"] == [{"kind": "text", "text": "before\n", "src": "", "uri": ""}]
     assert "ZeroDivisionError" in cells[-1]["error"]
-    for word in ("cell 9", "1 / 0", "ZeroDivisionError", picture["uri"]):
+    assert (await host.read(picture["uri"])).mime_type == "image/png"
+    for word in ("cell 9", "1 / 0", "ZeroDivisionError", f"kernel://{shared_session}/figure-1.png"):
         assert word in text_of(answer)
 
 

@@ -99,6 +99,7 @@ async def test_output_is_one_text_with_everything_under_its_name(url: str) -> No
         assert "ZeroDivisionError: division by zero" in text_of(failed)
         figure = await client.call_tool("exec", {"code": "import matplotlib.pyplot as plt\nplt.plot([1]);"})
         assert len(images(figure)) == 1
+        assert "figure" not in await say(client, "list_files"), "files are what code saved, as in the original"
 
 
 async def test_each_connection_has_a_current_session_of_its_own(url: str) -> None:

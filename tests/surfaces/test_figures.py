@@ -81,10 +81,11 @@ async def test_a_figure_comes_as_one_image(caller: Caller, shared_session: str, 
     assert mimes(result) == ["image/png"]
     (display,) = result.displays
     assert display.uri is not None
-    assert display.uri in text_of(answer)
-    content = await caller.read(display.uri)
-    assert isinstance(content, BlobResourceContents)
-    assert (content.mime_type, content.blob) == ("image/png", image.data)
+    assert (display.file or display.uri) in text_of(answer)
+    for uri in filter(None, (display.uri, display.file)):
+        content = await caller.read(uri)
+        assert isinstance(content, BlobResourceContents)
+        assert (content.mime_type, content.blob) == ("image/png", image.data)
 
 
 async def test_savefig_and_show_give_one_image_and_one_file(caller: Caller, shared_session: str):
@@ -93,6 +94,53 @@ async def test_savefig_and_show_give_one_image_and_one_file(caller: Caller, shar
     assert len(images(answer)) == 1
     assert [link.name for link in links(answer)] == ["saved.png"]
     assert [(file.name, file.mime_type) for file in result.files] == [("saved.png", "image/png")]
+
+
+async def test_a_figure_that_is_shown_is_a_file_of_the_session_too(caller: Caller):
+    answer, result = await shown(caller, PLOT.format(last=4) + "plt.show()\nfig", "")
+    (file,) = result.files
+    assert (file.name, file.mime_type, file.change) == ("figure-1.png", "image/png", "created")
+    (display,) = result.displays
+    assert (display.file, display.size) == (file.uri, file.size)
+    # The text names it once, where the figure is, and there is no link beside the picture itself.
+    assert text_of(answer).count("figure-1.png") == text_of(answer).count("://") == 1
+    assert f"[image/png 1 {file.uri}]" in text_of(answer)
+    assert (len(images(answer)), links(answer)) == (1, [])
+    first = await caller.read(file.uri)
+    # The next one takes the next name, also where code has taken that of a figure.
+    assert (await caller.execute("open('figure-2.png', 'w').close()", result.session_id)).success
+    result = await caller.execute(PLOT.format(last=9), result.session_id)
+    assert [file.name for file in result.files] == ["figure-3.png"]
+    assert await caller.read(file.uri) == first
+    listed = await caller.fields("list_session_files", session_id=result.session_id)
+    assert [file["name"] for file in listed["files"]] == [f"figure-{number}.png" for number in (1, 2, 3)]
+
+
+async def test_each_figure_of_a_cell_is_one_file(caller: Caller):
+    code = "for width in (2, 3): plt.figure(figsize=(width, 2)); plt.plot([1, width]); plt.show()\nfig.savefig('a.png')"
+    result = await caller.execute(PLOT.format(last=3) + "plt.close()\n" + code, "")
+    assert [file.name for file in result.files] == ["a.png", "figure-1.png", "figure-2.png"]
+    assert [display.file for display in result.displays] == [file.uri for file in result.files[1:]]
+    error = await caller.execute(PLOT.format(last=3) + "plt.show()\n1/0", result.session_id)
+    assert [file.name for file in error.files] == ["figure-3.png"]
+
+
+async def test_a_picture_that_code_saved_is_not_doubled(caller: Caller):
+    result = await caller.execute(PLOT.format(last=4) + "plt.savefig('mine.png')\nplt.show()", "")
+    assert [file.name for file in result.files] == ["mine.png"]
+    code = "from IPython.display import Image\nImage('mine.png')"
+    result = await caller.execute(code, result.session_id)
+    assert (mimes(result), result.files) == (["image/png"], [])
+
+
+async def test_a_figure_that_finds_no_room_is_still_shown(default_environment: Environment, tmp_path: Path):
+    async with opened_runtime(default_environment, tmp_path, disk_mb=1) as runtime, connected(runtime) as caller:
+        full = await caller.execute("open('full', 'wb').write(bytes(1_048_500))")
+        answer, result = await shown(caller, PLOT.format(last=4) + "plt.show()", full.session_id)
+    assert (len(images(answer)), result.files) == (1, [])
+    (display,) = result.displays
+    assert display.uri is not None
+    assert display.uri in text_of(answer)
 
 
 async def test_several_figures_come_in_order(caller: Caller, shared_session: str):
@@ -139,7 +187,7 @@ async def test_more_figures_than_one_message_takes_stay_behind_their_links(calle
     answer, result = await shown(caller, code, shared_session)
     assert 0 < len(images(answer)) < 12
     assert len(result.displays) == 12
-    assert all(display.uri and display.uri in text_of(answer) for display in result.displays)
+    assert all(display.file and display.file in text_of(answer) for display in result.displays)
 
 
 async def test_a_big_image_is_scaled_under_the_budget_and_the_original_linked(caller: Caller, shared_session: str):
@@ -153,9 +201,9 @@ async def test_a_big_image_is_scaled_under_the_budget_and_the_original_linked(ca
     assert picture(image.data).width < 900
     (display,) = result.displays
     assert display.size > 2_000_000
-    assert display.uri is not None
-    assert display.uri in text_of(answer)
-    original = await caller.read(display.uri)
+    assert display.file is not None
+    assert display.file in text_of(answer)
+    original = await caller.read(display.file)
     assert isinstance(original, BlobResourceContents)
     assert picture(original.blob).size == (900, 900)
 

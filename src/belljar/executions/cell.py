@@ -28,6 +28,8 @@ class Cell:
     """Whether its result is recorded as JSON too, for a workflow."""
     keeps_uris: bool = False
     """Whether data: URIs that it prints, and that its result has no room for, become files of the session."""
+    keeps_figures: bool = False
+    """Whether figures that it shows, and that its code does not save, become files of the session."""
 
 
 def make_cell(
@@ -41,6 +43,7 @@ def make_cell(
     client: str = "",
     wants_value: bool = False,
     keeps_uris: bool = False,
+    keeps_figures: bool = False,
 ) -> Cell:
     """Return the cell for a caller's code, or refuse code and limits that the settings do not allow."""
     try:
@@ -68,6 +71,7 @@ def make_cell(
         client=(client if client.isprintable() else printable(client))[:MAX_CLIENT_CHARS],
         wants_value=wants_value,
         keeps_uris=keeps_uris,
+        keeps_figures=keeps_figures,
     )
 
 

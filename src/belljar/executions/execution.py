@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from belljar import logs, measures
 from belljar.change_signal import ChangeSignal
@@ -17,6 +17,7 @@ from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
 from belljar.executions.gpu_use import GpuUse, with_gpu_memory
+from belljar.executions.kept_outputs import keep_figures, keep_uris
 from belljar.executions.outcome import (
     RESUMED,
     Outcome,
@@ -34,14 +35,13 @@ from belljar.executions.policy_check import SyntaxFault, check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
-from belljar.executions.working_folder import FileChanges, file_uri
+from belljar.executions.working_folder import FileChanges
 from belljar.files.disk_usage import FolderUsage
 from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel, is_remote
 from belljar.kernels.ipython import IPythonKernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
-from belljar.outputs.displays import extension_of
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
 from belljar.sandboxes.base import Incident
@@ -559,27 +559,17 @@ class Execution:
     async def _report_changes(self, kernel: Kernel) -> None:
         """Report the files that the cell changed, and the limits that its kernel hit and survived."""
         if self.cell.keeps_uris:
-            await self._keep_uris()
+            await keep_uris(self._session, self._transcript)
         self._notice_all(await self._file_changes.scan_after())
+        if self.cell.keeps_figures:
+            await keep_figures(self._session, self._transcript, self._file_changes)
         seen, is_all = self._file_changes.seen
         await self._report_limits(kernel, seen, is_all)
         self._files, left_out = self._file_changes.files()
         if left_out:
             count = f"{left_out:,}" if is_all else f"at least {left_out:,}"
-            self._notice_all(
-                [f"{count} more files were created or changed: list_session_files names them, a page at a time"]
-            )
-
-    async def _keep_uris(self) -> None:
-        """Make files of the data: URIs that the result has no room for, and say which."""
-        for uri in self._transcript.summary.uris_left_out():
-            if (content := uri.content()) is not None:
-                with suppress(BelljarError):  # without room for it there is still the whole output
-                    name = await self._session.add_file("data", extension_of(uri.mime), content)
-                    self._transcript.notice(
-                        f"the data: URI of {uri.chars:,} characters that was printed is the file {name}: "
-                        f"{file_uri(self.session_id, name)}"
-                    )
+            which = "list_session_files names them, a page at a time"
+            self._transcript.notice(f"{count} more files were created or changed: {which}")
 
     async def _report_limits(self, kernel: Kernel, seen: FolderUsage, is_all: bool) -> None:
         """Record a notice for each limit that the kernel hit and survived; the first is the default cause."""

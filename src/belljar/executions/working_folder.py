@@ -163,6 +163,18 @@ class FileChanges:
         self._after = await self._scan()
         return [] if self._sharing is None else await self._sharing.take_out(self._after)
 
+    async def scan_again(self) -> None:
+        """Scan the folder once more, because belljar itself wrote files after the cell."""
+        self._after = await self._scan()
+
+    def pictures(self) -> int:
+        """Return how many pictures the cell itself has created or changed."""
+        return sum(change.mime_type.startswith("image/") for change in changes(self._before, self._after))
+
+    def names_of_size(self, size: int) -> list[str]:
+        """Return the paths of the files with this many bytes."""
+        return [name for name, fingerprint in self._after.files.items() if fingerprint[1] == size]
+
     @property
     def seen(self) -> tuple[FolderUsage, bool]:
         """Return the usage that the scan after the cell found, and whether the scan was complete."""

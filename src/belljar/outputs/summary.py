@@ -110,6 +110,12 @@ class Summary:
         """Return the data URIs that were printed and that the texts do not show."""
         return self._text.uris_left_out()
 
+    def note_file(self, uri: str, file: str) -> None:
+        """Note that the displays behind `uri` are a file of the session, too."""
+        for display in (*self._displays, self._rich_result):
+            if display is not None and display.uri == uri:
+                display.file = file
+
     def _clear(self) -> None:
         self._text = TextBudget(self._budget_chars)
         self._displays = []

@@ -16,7 +16,7 @@ from mcp.types import AudioContent, CallToolResult, ContentBlock, ImageContent, 
 from pydantic import JsonValue
 
 from belljar.errors import BelljarError, expired_words
-from belljar.models import Display, ExecutionResult, Model, NextCall, ToolCall
+from belljar.models import Display, ExecutionResult, FileReference, Model, NextCall, ToolCall
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
 from belljar.outputs.imitations import disarmed, disarmed_around
@@ -72,7 +72,7 @@ def execution_blocks(
         result = result.model_copy(update={"next": _next_call(result)})
     links = [
         ResourceLink(type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size)
-        for file in result.files[:MAX_LINKS]
+        for file in _files_of_code(result)[:MAX_LINKS]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
     text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
@@ -142,8 +142,8 @@ def text_of(
         said.append(_marked(f"Error: {error}"))
     if result.calls:
         said.append(_marked(_calls_line(result.calls, text_before="\n".join([*result.output, traceback, *said]))))
-    if result.files:
-        said.append(_marked("\n".join(["Files:", *_file_lines(result)])))
+    if files := _files_of_code(result):
+        said.append(_marked("\n".join(["Files:", *_file_lines(files)])))
     parts = [_shown_in_order(result, media), *said]
     if result.truncated is not None:
         cut = result.truncated
@@ -269,7 +269,7 @@ def _footer(result: ExecutionResult, *, has_checkpoint: bool, names_session: boo
 
 def _display_line(display: Display, media: Sequence[str], result_text: str | None) -> str:
     """Return a display as text, without its plain form where that is the same as `result_text`."""
-    places = [form.uri for form in (display, *display.also) if form.uri]
+    places = [form.file or form.uri for form in (display, *display.also) if form.uri]
     where = f" {' '.join(places)}" if places else ""
     playable = _playable(display)
     if playable is not None and playable.uri in media:
@@ -292,11 +292,17 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
     return f"[{display.mime}, {display.size:,} bytes{where}]"
 
 
-def _file_lines(result: ExecutionResult) -> Iterator[str]:
-    for file in result.files[:MAX_LINKS]:
+def _files_of_code(result: ExecutionResult) -> list[FileReference]:
+    """Return the files but for those made of figures, which are named where the figures are."""
+    figures = {display.file for display in result.displays}
+    return [file for file in result.files if file.uri not in figures]
+
+
+def _file_lines(files: Sequence[FileReference]) -> Iterator[str]:
+    for file in files[:MAX_LINKS]:
         yield f"  {file.change} {file.name} ({file.mime_type}, {file.size:,} bytes) {file.uri}"
-    if len(result.files) > MAX_LINKS:
-        yield f"  and {len(result.files) - MAX_LINKS} more: list_session_files names them all"
+    if len(files) > MAX_LINKS:
+        yield f"  and {len(files) - MAX_LINKS} more: list_session_files names them all"
 
 
 def _shown(traceback: list[str]) -> list[str]:

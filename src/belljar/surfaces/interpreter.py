@@ -159,6 +159,7 @@ class InterpreterSurface:
                 filename=filename,
                 client=client_name(ctx),
                 keeps_uris=True,
+                keeps_figures=True,
             )
             executions, principal = self._sessions.executions, current_principal()
             execution, known = None, None
