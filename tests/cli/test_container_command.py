@@ -108,29 +108,61 @@ def test_the_compose_file_has_the_options_that_seal_sessions_off() -> None:
     assert set(service["build"]["args"]) <= set(arguments)
 
 
+ANSWERS = "#!/bin/sh\necho 28.1.0\n"
+IS_SILENT = "#!/bin/sh\necho 'Cannot connect to the Docker daemon. Is it running?' >&2\nexit 1\n"
+
+
+def engines(place: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Path:
+    """Put engines on the PATH, and nothing else."""
+    (tools := place / "bin").mkdir()
+    for name, script in scripts.items():
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    return tools
+
+
 def test_a_client_is_told_how_to_start_it_in_a_container(
     belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = place / "bin"
-    tools.mkdir()
-    for name in ("docker", "podman"):
-        (tools / name).write_text("#!/bin/sh\n")
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools))
+    tools = engines(place, monkeypatch, docker=ANSWERS, podman=ANSWERS)
     written = belljar("install", "--docker", "claude-code", "--write", "--image", "example/belljar:1")
     assert written.code == 0
     entry = json.loads((place.parent / ".claude.json").read_text())["mcpServers"]["belljar"]
     profile = place.parent / ".config" / "belljar" / "container-seccomp.json"
     assert entry["command"] == str(tools / "docker")
-    assert entry["args"][:5] == ["run", "-i", "--rm", "--security-opt", f"seccomp={profile}"]
+    sealed = ["--security-opt", f"seccomp={profile}", "--security-opt", "systempaths=unconfined"]
+    assert entry["args"][:7] == ["run", "-i", "--rm", *sealed]
     assert entry["args"][-3:] == ["-v", "belljar:/data", "example/belljar:1"]
     assert json.loads(profile.read_text())["defaultAction"] == "SCMP_ACT_ALLOW"
-    (tools / "docker").unlink()
+
+
+def test_the_engine_that_answers_is_taken_and_silent_ones_are_quoted_with_what_to_do(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = engines(place, monkeypatch, docker=IS_SILENT, podman=ANSWERS)
     entry = json.loads(belljar("install", "--docker", "cursor").out)["mcpServers"]["belljar"]
-    assert entry["args"] == [
-        *("run", "-i", "--rm", "--security-opt", "unmask=ALL", "-v", "belljar:/data"),
-        "belljar:latest",
-    ]
+    assert entry["command"] == str(tools / "podman")
+    # The option of docker's, without the file: podman's own rules for system calls allow namespaces.
+    assert entry["args"][:5] == ["run", "-i", "--rm", "--security-opt", "systempaths=unconfined"]
+    assert entry["args"][-3:] == ["-v", "belljar:/data", "belljar:latest"]
     (tools / "podman").unlink()
     refused = belljar("install", "--docker", "cursor")
-    assert (refused.code, "neither docker nor podman" in refused.err) == (2, True)
+    assert refused.code == 1
+    assert "neither docker nor podman answers (docker: Cannot connect to the Docker daemon." in refused.err
+    assert "hint: Start Docker Desktop" in refused.err
+    (tools / "docker").unlink()
+    refused = belljar("install", "--docker", "cursor")
+    assert (refused.code, "neither docker nor podman answers" in refused.err) == (1, True)
+
+
+def test_no_place_names_an_option_that_only_one_of_the_engines_has() -> None:
+    root = Path(__file__).parents[2]
+    places = [
+        *(root / "docs").rglob("*.md"),
+        *(root / "deploy").rglob("*"),
+        *(root / "src").rglob("*.py"),
+        root / "Dockerfile",
+    ]
+    texts = {path: path.read_text() for path in places if path.suffix != ".pyc" and path.is_file()}
+    assert [path for path, text in texts.items() if "unmask=ALL" in text] == []

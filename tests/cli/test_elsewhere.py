@@ -190,13 +190,20 @@ def test_serve_starts_the_container_and_passes_settings_and_files_on(elsewhere: 
     served = elsewhere.run("serve", "--http", ":9000").out
     assert served.startswith("run --rm ")
     assert "-p 127.0.0.1:9000:8000 -e BELLJAR_HTTP=0.0.0.0:8000" in served
+    # Only we know at which address people reach it.
+    assert "-e BELLJAR_PUBLIC_URL=http://127.0.0.1:9000" in served
+    assert "-e BELLJAR_PUBLIC_URL=http://localhost:9000" in elsewhere.run("serve", "--http", "0.0.0.0:9000").out
+    named = elsewhere.run("serve", "--http", ":9000", BELLJAR_PUBLIC_URL="https://jar.example.org").out
+    assert "-e BELLJAR_PUBLIC_URL " in named
+    assert "BELLJAR_PUBLIC_URL=" not in named
 
 
 def test_run_hands_the_code_over_and_leaves_no_empty_folder(elsewhere: Elsewhere) -> None:
     (elsewhere.folder / "code.py").write_text("print('hi')")
     answer = elsewhere.run("run", "--timeout", "5", "--out", "results", "code.py", "--flag", "2")
     words, _, code = answer.out.partition("\n")
-    assert f"-v {elsewhere.folder / 'results'}:/out belljar:latest run --out /out --timeout 5 - --flag 2" in words
+    out = elsewhere.folder / "results"
+    assert f"-v {out}:/out belljar:latest run --out /out --out-told-as {out} --timeout 5 - --flag 2" in words
     assert (code, answer.status) == ("print('hi')", 0)
     assert [path.name for path in elsewhere.folder.iterdir()] == ["code.py"]
     in_downloads = elsewhere.run(

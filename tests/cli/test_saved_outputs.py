@@ -53,6 +53,24 @@ async def test_what_is_saved_is_what_a_notebook_would_show(
     assert capsys.readouterr().err == (f"saved in {tmp_path}: {names}\n" if saved else "")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("is_mounted", "words"), [(True, "from what is mounted there"), (False, "gone with it unless a folder is mounted")]
+)
+async def test_in_our_image_a_folder_is_told_as_the_containers_and_by_the_name_that_it_has_outside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_mounted: bool, words: str
+) -> None:
+    monkeypatch.setenv("container", "oci")
+    monkeypatch.setattr(Path, "is_mount", lambda _: is_mounted)
+    for told_as in ("", "/home/ada/results"):
+        saver = OutputSaver(Pictures(), tmp_path, told_as=told_as)
+        saver.add(_picture("1.png"))
+        await saver.save([])
+        said = capsys.readouterr().err
+        assert said.startswith(f"saved in {told_as or tmp_path}")
+        assert (words in said) == (not told_as)
+
+
 @pytest.mark.parametrize(
     ("display", "kept"),
     [

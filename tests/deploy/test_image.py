@@ -24,7 +24,7 @@ from waiting import until_blocking
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.skipif(bool(gap()), reason=gap() or "-")]
 
 # What lets sessions have namespaces of their own: see docs/guides/containers.md.
-NESTED = ("--security-opt", "unmask=ALL")
+NESTED = ("--security-opt", "systempaths=unconfined")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,28 @@ async def test_under_the_engines_own_rules_it_serves_one_owner_and_says_what_is_
         assert answer.structured_content["result"] == "42"
     with over_http(image, options=()) as (_, said):
         assert "The container is the only wall" in said
+
+
+async def test_a_model_is_told_of_no_isolation_and_no_fork_that_the_engine_does_not_allow(image: str) -> None:
+    async with over_stdio(image) as client:
+        texts = {tool.name: tool.description or "" for tool in (await client.list_tools()).tools}
+        assert "fork_session" not in texts
+        assert "sealed" not in f"{client.instructions}{texts}"
+
+
+def test_files_of_a_run_are_told_as_the_containers_own_or_by_their_folder_outside(image: str) -> None:
+    start = engine("run", "-i", "--rm", "--network", "none", *LIMITS, *NESTED, image)
+    code = "open('a.csv', 'w').write('1')"
+    for options, told in (
+        ((), "saved in /data/downloads/"),
+        (("--out", "/tmp/new", "--out-told-as", "/home/ada/new"), "saved in /home/ada/new: a.csv"),
+    ):
+        command = [*start, "run", *options, "-c", code]
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL
+        )
+        assert told in answer.stderr
+        assert ("gone with it unless a folder is mounted there): a.csv" in answer.stderr) == (not options)
 
 
 NO_NAMESPACES = {
@@ -126,6 +148,8 @@ async def test_docker_run_p_listens_with_a_key_that_it_shows(image: str) -> None
     with over_http(image) as (url, said):
         (key,) = re.findall(r"Authorization: Bearer (\S+)", said)
         assert "sandbox: namespace" in said
+        # Not the wildcard, which the guard refuses.
+        assert f"belljar serves MCP at {url.replace('127.0.0.1', 'localhost')} (with -p PORT:" in said
         async with httpx2.AsyncClient(timeout=60) as nobody:
             body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
             assert (await nobody.post(url, json=body)).status_code == 401
@@ -201,7 +225,7 @@ async def test_docker_compose_keeps_it_running_and_its_key_outlives_a_restart(im
     ("options", "words"),
     [
         (("-e", "BELLJAR_API_KEYS=ada:secret-of-ada,bob:secret-of-bob"), ("several people's", "container --seccomp")),
-        (("-e", "BELLJAR_SANDBOX=namespace"), ("Sandbox namespace cannot run here", "unmask=ALL")),
+        (("-e", "BELLJAR_SANDBOX=namespace"), ("Sandbox namespace cannot run here", "systempaths=unconfined")),
         ((*NESTED, "--read-only"), ("data_directory /data cannot be used",)),
         ((*NESTED, "-v", "/root:/data:ro"), ("data_directory /data belongs to user 0",)),
     ],

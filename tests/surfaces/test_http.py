@@ -29,7 +29,7 @@ from starlette.routing import Route
 from belljar.errors import KernelDied, SettingsError
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.http import build_app, check_bind, parse_bind, serve_http, transport_security
+from belljar.surfaces.http import build_app, check_bind, parse_bind, serve_http, told_address, transport_security
 
 ADA, BOB = "a" * 40, "b" * 40
 ADAS_AND_BOBS = [SecretStr(f"ada:{ADA}"), SecretStr(f"bob:{BOB}")]
@@ -160,6 +160,23 @@ def test_what_is_no_bind_is_refused_with_the_way_to_write_one(bind: str, fact: s
         parse_bind(bind)
 
     assert "[::1]:8000" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("chosen", "listening", "told"),
+    [
+        ({}, "http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ({"allowed_hosts": ["jar.example.org", "b"]}, "http://0.0.0.0:8000", "http://jar.example.org:8000"),
+        ({"allowed_hosts": ["jar.example.org:81"]}, "http://[::]:8000", "http://jar.example.org:81"),
+        ({"allowed_hosts": ["[::1]"]}, "https://0.0.0.0:8000", "https://[::1]:8000"),
+        ({"trust_network": True}, "http://0.0.0.0:8000", "http://localhost:8000"),
+        ({"public_url": "https://jar.example.org"}, "http://127.0.0.1:8000", "https://jar.example.org"),
+    ],
+)
+def test_people_are_told_an_address_that_the_guard_lets_through(
+    chosen: dict[str, Any], listening: str, told: str
+) -> None:
+    assert told_address(Settings(**chosen), listening) == told
 
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1:0", "127.8.9.10:8000", "localhost:8000", "[::1]:8000"])

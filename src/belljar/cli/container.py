@@ -35,7 +35,7 @@ OPTIONS = "--security-opt seccomp=belljar-seccomp.json --security-opt systempath
 _ADVICE = f"""Let the engine allow nested namespaces, in which each session is sealed off:
     docker run --rm IMAGE container --seccomp > belljar-seccomp.json
     docker run {OPTIONS} …
-With podman, `--security-opt unmask=ALL` is enough. On hosts with AppArmor add `--security-opt apparmor=unconfined`"""
+The same with podman. On hosts with AppArmor add `--security-opt apparmor=unconfined`"""
 _ONLY_WALL = (
     "sandbox: process, because the rules of this container's engine allow none that is stronger. The container is the "
     "only wall: sessions are not sealed off from each other or from this server, and reach what it can reach. "

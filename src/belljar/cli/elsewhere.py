@@ -6,19 +6,17 @@ module and what it imports do without the modules that only Linux has; `cli/__in
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from belljar.cli.engines import START_ENGINE, Engine, container_command, find_engine, probed_engines
 from belljar.cli.findings import HostFinding, print_findings
-from belljar.cli.install import container_command
 from belljar.errors import InvalidArgument, SandboxUnavailable
 from belljar.settings import Settings, load_command_settings
 
@@ -28,10 +26,7 @@ _FILES = "/files"
 """Where files of this machine that settings name are seen in the container."""
 _HERE_ONLY = ("BELLJAR_DATA_DIRECTORY", "BELLJAR_CONTAINER_IMAGE", "BELLJAR_HTTP", "BELLJAR_DOWNLOAD_DIRECTORY")
 """Variables that mean something on this machine only."""
-_GET_ENGINE = (
-    "Start Docker Desktop or `podman machine start`; or use belljar in WSL2 or Lima, or a server elsewhere: "
-    "belljar.connect(URL)"
-)
+_GET_ENGINE = f"{START_ENGINE}; or use belljar in WSL2 or Lima, or a server elsewhere: belljar.connect(URL)"
 _NO_SESSIONS = "`belljar serve` and `belljar run` cannot start; `install`, `config`, `key` and belljar.connect can"
 
 
@@ -60,7 +55,11 @@ def serve_command(
         if file is not None:
             options += _shared_file(name, file)
     if http is not None:
-        options += ["-p", f"{_address(http)}:{_PORT}", "-e", f"BELLJAR_HTTP=0.0.0.0:{_PORT}"]
+        address = _address(http)
+        options += ["-p", f"{address}:{_PORT}", "-e", f"BELLJAR_HTTP=0.0.0.0:{_PORT}"]
+        if not os.environ.get("BELLJAR_PUBLIC_URL"):
+            # The server cannot know at which address of this machine it is reached.
+            options += ["-e", f"BELLJAR_PUBLIC_URL=http://{address.replace('0.0.0.0', 'localhost')}"]  # noqa: S104
     raise typer.Exit(_start([*_forwarded(), *options], ["container"]))
 
 
@@ -86,7 +85,7 @@ def run_command(
         argv, file = [file, *(argv or [])], None
     text = _read_code(file, code)
     folder = _new_folder(out)
-    arguments = ["run", "--out", "/out", *(["--json"] if as_json else [])]
+    arguments = ["run", "--out", "/out", "--out-told-as", str(folder), *(["--json"] if as_json else [])]
     arguments += ["--timeout", f"{timeout:g}"] if timeout is not None else []
     arguments += ["--environment", environment] if environment else []
     mounts: list[str] = []
@@ -104,8 +103,6 @@ def run_command(
         folder.chmod(0o755)
         if not any(folder.iterdir()):
             folder.rmdir()
-    if folder.is_dir():
-        print(f"files: {folder}", file=sys.stderr)
     raise typer.Exit(status)
 
 
@@ -130,58 +127,7 @@ def doctor_command(
 # The engine
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    path: str
-    version: str = ""
-    complaint: str = ""
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).stem
-
-
-def _engines() -> list[_Engine]:
-    """Return the engines on the PATH, docker first, each with its version or why it does not answer."""
-    paths = filter(None, map(shutil.which, ("docker", "podman")))
-    return [_probe_engine(path) for path in paths]
-
-
-def _probe_engine(path: str) -> _Engine:
-    try:
-        answer = subprocess.run(
-            # Podman answers this for docker's template too. Only the server's part needs the engine to run.
-            [path, "version", "--format", "{{.Server.Version}}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return _Engine(path, complaint=str(error))
-    version = answer.stdout.strip()
-    if answer.returncode or not version:
-        return _Engine(path, complaint=(answer.stderr.strip().splitlines() or ["no answer"])[-1][:300])
-    return _Engine(path, version=version)
-
-
-def _find_engine() -> _Engine:
-    """Return an engine that answers."""
-    engines = _engines()
-    for engine in engines:
-        if engine.version:
-            return engine
-    reason = "; ".join(f"{engine.name}: {engine.complaint}" for engine in engines)
-    raise SandboxUnavailable(
-        f"sessions need Linux, this is {sys.platform}, and neither docker nor podman answers"
-        + (f" ({reason})" if reason else ""),
-        hint=_GET_ENGINE,
-    )
-
-
-def _has_image(engine: _Engine, image: str) -> bool:
+def _has_image(engine: Engine, image: str) -> bool:
     command = [engine.path, "image", "inspect", image]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
@@ -191,7 +137,7 @@ def _has_image(engine: _Engine, image: str) -> bool:
 
 
 def _engine_findings(settings: Settings) -> list[HostFinding]:
-    engines = _engines()
+    engines = probed_engines()
     found = [
         HostFinding("container", "ok", engine.name, f"{engine.version}, {engine.path}")
         if engine.version
@@ -209,18 +155,18 @@ def _engine_findings(settings: Settings) -> list[HostFinding]:
     return [*found, HostFinding("container", "fail", "image", f"{image} is not there", hint, _NO_SESSIONS)]
 
 
-def _build_hint(engine: _Engine, image: str) -> str:
+def _build_hint(engine: Engine, image: str) -> str:
     return f"{engine.name} build -t {image} . (in a checkout of belljar), or set container_image to an image of yours"
 
 
 def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = None) -> int:
     """Run the container to its end, with `text` or our own stdin as its input; return its exit status."""
-    engine = _find_engine()
+    engine = find_engine(reason=f"sessions need Linux, this is {sys.platform}, and ", hint=_GET_ENGINE)
     image = load_command_settings().container_image
     if not _has_image(engine, image):
         raise SandboxUnavailable(f"{engine.name} has no image {image}", hint=_build_hint(engine, image))
     # The command that `install --docker` writes has what the engine must allow for sealed sessions.
-    _, *command = container_command(image, [], engine=engine.path)
+    _, *command = container_command(image, [], engine=engine)
     command[command.index(image) :] = [*options, image, *arguments]
     if "-p" in options:
         # A container that nobody writes to serves HTTP.

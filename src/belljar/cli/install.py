@@ -20,9 +20,9 @@ import typer
 
 from belljar.cli.clients import CLIENTS, Client, ServerEntry
 from belljar.cli.config_text import UnreadableConfig, find_entry, merged, parse, render, with_entry
+from belljar.cli.engines import container_command
 from belljar.distribution import DISTRIBUTION
 from belljar.errors import UsageError
-from belljar.sandboxes.seccomp import container_profile
 from belljar.settings.kinds import checked_image
 
 _URL_KEYS = {"url", "httpUrl", "serverUrl", "uri"}
@@ -121,34 +121,6 @@ def address_entry(client: Client, url: str, headers: Sequence[str]) -> ServerEnt
     if wrong := next((each for each, (key, colon, _) in zip(headers, pairs, strict=True) if not (key and colon)), ""):
         raise UsageError(f"{wrong!r} is no header", hint="Write it as NAME: VALUE")
     return client.address(url, {key.strip(): value.strip() for key, _, value in pairs})
-
-
-def container_command(image: str, arguments: Sequence[str], *, has_profile: bool = True, engine: str = "") -> list[str]:
-    """Return the command that starts belljar in a container; `has_profile` writes the engine's rules.
-
-    The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
-    """
-    engine = engine or _find_engine()
-    if Path(engine).name.startswith("podman"):
-        options = ["--security-opt", "unmask=ALL"]
-    else:
-        profile = platformdirs.user_config_path("belljar", appauthor=False) / "container-seccomp.json"
-        if has_profile:
-            profile.parent.mkdir(parents=True, exist_ok=True)
-            profile.write_text(json.dumps(container_profile(), indent=2) + "\n")
-        options = ["--security-opt", f"seccomp={profile}", "--security-opt", "systempaths=unconfined"]
-        if Path("/sys/module/apparmor").exists():
-            options += ["--security-opt", "apparmor=unconfined"]
-    run = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
-    return [engine, *run, *(["serve", *arguments] if arguments else [])]
-
-
-def _find_engine() -> str:
-    """Return the path of docker or podman, because a desktop gives its programs a short PATH."""
-    found = shutil.which("docker") or shutil.which("podman")
-    if found is None:
-        raise UsageError("neither docker nor podman is on the PATH", hint="Install Docker Desktop, docker or podman")
-    return found
 
 
 def launch_command() -> list[str]:

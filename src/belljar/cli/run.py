@@ -45,6 +45,8 @@ class RunRequest:
     """What the code finds as `sys.argv`."""
     files: tuple[Path, ...] = ()
     """Files to copy into the session folder first."""
+    out_told_as: str = ""
+    """What people know `out` by, where that is not its path here: in a container that is started for them."""
 
 
 def command(
@@ -72,6 +74,9 @@ def command(
     environment: Annotated[str | None, typer.Option(help="Environment to run in.")] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs for it: all, or indices and uuids with commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    out_told_as: Annotated[
+        str, typer.Option(hidden=True, help="What people know --out by, where it is mounted into a container for them.")
+    ] = "",
 ) -> None:
     """Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.
 
@@ -88,6 +93,7 @@ def command(
         is_stdin_free=file != "-",
         arguments=("-c" if code is not None else file or "", *(arguments or [])),
         files=tuple(files or ()),
+        out_told_as=out_told_as,
     )
     raise typer.Exit(run(single_session_settings(load_command_settings(flags)), request))
 
@@ -143,7 +149,8 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         if is_piped or request.arguments != RunRequest.arguments:
             await _set_up(session, request.arguments, is_piped=is_piped)
         printer = OutputPrinter(session, is_quiet=request.as_json)
-        saver = OutputSaver(session, out or download_folder(settings.download_directory, session.id))
+        folder = out or download_folder(settings.download_directory, session.id)
+        saver = OutputSaver(session, folder, told_as=request.out_told_as)
         stream = session.stream(request.code, on_input=StandardInput().answer if request.is_stdin_free else None)
         with interrupt_on_sigint(session):
             async for event in stream:

@@ -24,6 +24,7 @@ from belljar.files.workspace import Workspace
 from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
 from belljar.outputs.mime_bundles import is_readable
+from belljar.sandboxes.data_path import container_note
 
 _MEDIA = ("image/", "audio/", "video/", "application/pdf")
 _PAGE = "text/html"
@@ -102,12 +103,14 @@ class FigureFiles:
 class OutputSaver:
     """Collects the figures that one cell shows, and saves them and the cell's files in a folder after the cell.
 
-    Figures are replaced and cleared by the same rules as in a notebook.
+    Figures are replaced and cleared by the same rules as in a notebook. `told_as` is what people know the folder by,
+    where that is not its path here.
     """
 
-    def __init__(self, session: SessionHandle, out: Path) -> None:
+    def __init__(self, session: SessionHandle, out: Path, *, told_as: str = "") -> None:
         self._session = session
         self._out = out
+        self._told_as = told_as or f"{out}{container_note(out)}"
         self._saved: list[str] = []
         self._skipped: list[str] = []
         self._figures: list[Display] = []
@@ -142,7 +145,7 @@ class OutputSaver:
                 await self._save_figure(figure)
         except OSError as error:
             raise InvalidArgument(
-                f"{self._out} cannot be written: {error.strerror}", hint="Name another folder with --out"
+                f"{self._told_as} cannot be written: {error.strerror}", hint="Name another folder with --out"
             ) from error
         for file in files:
             await self._save_file(file.name)
@@ -178,7 +181,7 @@ class OutputSaver:
         if self._saved:
             more = len(self._saved) - _MAX_LISTED_FILES
             names = ", ".join([*self._saved[:_MAX_LISTED_FILES], *([f"and {more} more"] if more > 0 else [])])
-            _print_line(f"saved in {self._out}: {names}")
+            _print_line(f"saved in {self._told_as}: {names}")
         for line in self._skipped[:_MAX_LISTED_FILES]:
             _print_line(f"not saved: {line}")
         if len(self._skipped) > _MAX_LISTED_FILES:

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -20,11 +21,12 @@ from belljar import logs
 from belljar.environments import prepare
 from belljar.executions.admission import descriptor_limit, most_sessions
 from belljar.runtime import Runtime, open_runtime
+from belljar.sandboxes.data_path import is_in_container
 from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor.choices import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
-from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http
+from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http, told_address
 from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.stdio import serve_stdio
 from belljar.surfaces.tls import tls_context
@@ -180,20 +182,31 @@ def _needs_sessions(settings: Settings) -> bool:
     return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
-def _tell_ready(runtime: Runtime, console: "ServedConsole | None", url: str) -> None:
+def _tell_ready(runtime: Runtime, console: "ServedConsole | None", listening: str) -> None:
+    url = told_address(runtime.settings, listening)
     tell_address(runtime.settings.data_directory / "runs", runtime.name, url)
     if console is not None:
-        console.url = url
+        console.url, console.public_url = listening, url
     if runtime.settings.log_format == "json":
         # With JSON logs a program reads stderr, and every line has to be JSON. A log that is kept gets no link.
         log.info("belljar serves MCP at %s/mcp", url)
         return
-    print(f"belljar serves MCP at {url}/mcp", file=sys.stderr, flush=True)
+    note = _about_address(runtime.settings, url, listening)
+    print(f"belljar serves MCP at {url}/mcp{note}", file=sys.stderr, flush=True)
     if console is not None:
         # A link is for whoever started the server and looks at it; a file or a service's log gets none.
         link = console.link().link if sys.stderr.isatty() else ""
         how = "opens once, within 10 minutes" if link else "`belljar console` opens it"
         print(f"the console is at {link or url + '/console'} ({how})", file=sys.stderr, flush=True)
+
+
+def _about_address(settings: Settings, url: str, listening: str) -> str:
+    """Return what is to be said with the address that people are told, where it is not the one we listen at."""
+    if url == listening:
+        return ""
+    if settings.public_url or not is_in_container():
+        return f" (it listens at {listening})"
+    return f" (with -p PORT:{urlsplit(listening).port} at that PORT; BELLJAR_PUBLIC_URL has the right one told)"
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class ServedConsole:
     """The same app at each of its paths."""
     url: str = ""
     public_url: str = ""
-    """Where people reach it, where the settings name that: a name of its own keeps its cookies to itself."""
+    """Where people reach it, if not at `url`: a name of its own keeps its cookies to itself."""
 
     def link(self) -> ConsoleLink:
         """Return where the console is, with a token that signs in once."""

@@ -21,11 +21,23 @@ _TRIAL_S = 20
 _MARKS = ("/.dockerenv", "/run/.containerenv")
 _VARIABLE = "container"
 """A variable that containers have by convention; podman sets it, and our image does."""
+_IMAGE = "oci"
+"""Its value in our image."""
 
 
 def is_in_container() -> bool:
     """Tell whether a container of any engine is around us."""
     return _VARIABLE in os.environ or any(os.path.exists(mark) for mark in _MARKS)  # noqa: PTH110 - as short
+
+
+def container_note(path: Path) -> str:
+    """Return what is to be said with a path that people are told: in our image it is not theirs; elsewhere nothing."""
+    if os.environ.get(_VARIABLE) != _IMAGE:
+        return ""
+    is_mounted = any(place.is_mount() for place in (path, *path.parents) if place != place.parent)
+    if is_mounted:
+        return " (in the container, from what is mounted there)"
+    return " (in the container, and gone with it unless a folder is mounted there)"
 
 
 class DataPath:

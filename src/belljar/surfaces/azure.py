@@ -23,6 +23,7 @@ from belljar.journal.journal import has_id_form
 from belljar.models import ExecutionResult
 from belljar.outputs.imitations import disarmed
 from belljar.runtime import Runtime
+from belljar.sandboxes.data_path import container_note
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
@@ -134,7 +135,8 @@ class AzureSurface:
             file = file_reference(session.id, "/".join(session.workspace.check_name(file_name)), len(content))
             folder = self._settings.download_directory
             saved = await asyncio.to_thread(save_download, folder, session.id, file.name, content)
-        text = f"{file.name} ({file.mime_type}, {file.size:,} bytes), saved to {saved}\n{_named(name)}"
+        place = f"{saved}{container_note(saved)}"
+        text = f"{file.name} ({file.mime_type}, {file.size:,} bytes), saved to {place}\n{_named(name)}"
         blocks = [embedded(file, content)] if len(content) <= EMBEDDED_LIMIT_BYTES else []
         return CallToolResult(content=[TextContent(type="text", text=text), *blocks])
 

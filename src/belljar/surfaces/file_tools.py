@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -16,6 +17,7 @@ from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
 from belljar.outputs.imitations import disarmed
 from belljar.provisioning.host_folders import HostFolders
+from belljar.sandboxes.data_path import container_note
 from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
@@ -141,7 +143,7 @@ class FileTools:
             folder = self._settings.download_directory
             saved = str(await asyncio.to_thread(save_download, folder, session_id, file.name, content))
         summary = f"{_shown(file.name)} ({file.mime_type}, {file.size:,} bytes)" + (
-            f", saved to {saved}" if saved else ""
+            f", saved to {saved}{container_note(Path(saved))}" if saved else ""
         )
         return CallToolResult(
             content=[TextContent(type="text", text=summary), embedded(file, content)],

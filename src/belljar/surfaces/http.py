@@ -110,6 +110,22 @@ def transport_security(settings: Settings) -> TransportSecuritySettings:
     )
 
 
+def told_address(settings: Settings, url: str) -> str:
+    """Return the address that people are told of a server that listens at `url`.
+
+    A wildcard is none: it leads nowhere from another machine, and requests that name it are refused. Then it is the
+    first name that is allowed, at the port that we listen at: which one a container's engine publishes is not known.
+    """
+    if settings.public_url:
+        return settings.public_url
+    parts = urlsplit(url)
+    if not _is_wildcard(parts.hostname or ""):
+        return url
+    name = next(iter(settings.allowed_hosts), "localhost")
+    found = _HOST.fullmatch(name)
+    return f"{parts.scheme}://{name}" if found and found["port"] else f"{parts.scheme}://{name}:{parts.port}"
+
+
 def _is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified

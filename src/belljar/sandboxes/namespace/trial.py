@@ -77,8 +77,8 @@ def advice() -> str:
         return "sysctl -w kernel.unprivileged_userns_clone=1"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return (
-            "start the container with --security-opt unmask=ALL (podman), or with --security-opt seccomp=FILE and "
-            "--security-opt systempaths=unconfined (docker); `belljar container --seccomp` prints the FILE"
+            "start the container with --security-opt seccomp=FILE --security-opt systempaths=unconfined, docker's and "
+            "podman's alike; `belljar container --seccomp` prints the FILE"
         )
     return "`--sandbox process` does not isolate: choose it knowingly"
 
