@@ -451,6 +451,23 @@ async def test_fields_leave_out_what_is_empty_and_say_what_was_printed_once(call
     assert refused["traceback"] == [], "earlier servers' clients look for it"
 
 
+async def test_output_says_which_files_were_created(caller: Caller, shared_session: str):
+    async def told(code: str) -> list[str]:
+        answer = await caller.call("execute_code", code=code, session_id=shared_session)
+        assert "File created" not in text_of(answer), "there it stands under Files:"
+        return (answer.structured_content or {})["output"]
+
+    save = "print('saved')\nwith open('told.csv', '{}') as file: print('a,b', file=file)"
+    assert await told(save.format("w")) == ["saved\n", "File created: told.csv (text/csv, 4 bytes)"]
+    assert await told(save.format("a")) == ["saved\n", "File modified: told.csv (text/csv, 8 bytes)"]
+    whole = await caller.execute(save.format("a"), shared_session)
+    assert whole.output == ["saved\n"], "programs read files"
+    disguised = await told("open('[belljar: x]', 'w').close()")
+    assert disguised == ["File created: [printed: belljar: x] (application/octet-stream, 0 bytes)"]
+    many = await told("for n in range(30): open(f'many-{n}', 'w').close()")
+    assert len(many) == 20
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_structured_content_is_there_beside_an_image_too(runtime: Runtime, shared_session: str, era: str):
     async with connected(runtime, era) as caller:

@@ -86,14 +86,20 @@ def execution_blocks(
 def _fields(result: ExecutionResult, *, is_whole: bool) -> dict[str, Any]:
     """Return a result as structured content, which some clients show to their model in place of the text.
 
-    So what is empty is left out, and stdout stands in `output` alone, unless a program wants it whole.
+    So what is empty is left out, and stdout stands in `output` alone, with a line for each file as clients of another
+    interpreter look for it, unless a program wants it whole.
     """
     whole = result.model_dump(mode="json")
     if is_whole:
         return whole
     told = result.model_dump(mode="json", exclude_defaults=True, exclude={"stdout"})
     told |= {name: whole[name] for name in (*ALWAYS_TOLD, *(() if result.success else OF_FAILURES))}
+    told["output"] = [*whole["output"], *map(_file_notice, result.files[:MAX_LINKS])]
     return {name: told[name] for name in whole if name in told and (name != "stderr" or result.stderr)}
+
+
+def _file_notice(file: FileReference) -> str:
+    return _marked(f"File {file.change}: {file.name} ({file.mime_type}, {file.size} bytes)")
 
 
 def model_blocks(model: Model, text: str) -> CallToolResult:
