@@ -39,7 +39,11 @@ _PARENT_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ForkIdentity:
-    """What a fork has that differs from the process it was forked from."""
+    """What a fork has that differs from the process it was forked from.
+
+    It is told to the fork alone, once that is in its sandbox: what the process that forks had read, every later fork of
+    it would have in its memory.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Environment variables to set; for a fork of a zygote, all that it has."""
@@ -48,8 +52,15 @@ class ForkIdentity:
     folder: str = "/"
     """The working directory, unless the fork already has one that exists."""
     reseed: bool = False
-    threads: int = 1
-    """How many threads the linear algebra libraries may use."""
+
+    def message(self) -> dict[str, Any]:
+        """Return the first message that a fork reads."""
+        return {
+            "environment": dict(self.environment),
+            "moved": dict(self.moved),
+            "folder": self.folder,
+            "reseed": self.reseed,
+        }
 
 
 class _StatusNote(BaseModel):
@@ -198,13 +209,12 @@ async def request_fork(
     wire: Wire,
     fork_wire: Wire,
     forked: ForkedProcess,
-    change: ForkIdentity,
     *,
     is_elsewhere: bool,
     entry: NamespaceEntry | None = None,
     **more: Any,
 ) -> None:
-    """Ask a runner or a zygote to fork a kernel.
+    """Ask a runner or a zygote to fork a kernel. The request says nothing that later forks must not know.
 
     The fork of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with `is_elsewhere`
     waits for `move_into_sandbox` to name another.
@@ -217,11 +227,6 @@ async def request_fork(
         "op": "fork",
         "is_elsewhere": is_elsewhere,
         "has_keeper": forked.has_keeper,
-        "environment": dict(change.environment),
-        "moved": dict(change.moved),
-        "folder": change.folder,
-        "reseed": change.reseed,
-        "threads": change.threads,
         "descriptors": len(descriptors),
         **more,
     }

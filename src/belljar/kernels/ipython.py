@@ -427,17 +427,15 @@ class IPythonKernel:
         try:
             async with fork_timeout():
                 if checkpoint is None:
-                    await request_fork(self._wire, wire, forked, change, is_elsewhere=True, id=request_id)
+                    await request_fork(self._wire, wire, forked, is_elsewhere=True, id=request_id)
                     answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 else:
-                    await request_fork(
-                        as_checkpoint_process(checkpoint).wire, wire, forked, change, is_elsewhere=True, id=0
-                    )
+                    await request_fork(as_checkpoint_process(checkpoint).wire, wire, forked, is_elsewhere=True, id=0)
                     answer = self._check_forked(
                         await as_checkpoint_process(checkpoint).wire.expect(protocol.ForkedMessage)
                     )
             await move_into_sandbox(wire, nested, sandbox)
-            kernel = await await_fork(wire, forked, sandbox, self.environment)
+            kernel = await await_fork(wire, forked, sandbox, self.environment, change)
             nested.admit(forked.pid)
         except BaseException:
             wire.close()
@@ -488,9 +486,9 @@ class IPythonKernel:
         wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
             async with fork_timeout():
-                await request_fork(checkpoint.wire, wire, forked, change, is_elsewhere=False, id=0)
+                await request_fork(checkpoint.wire, wire, forked, is_elsewhere=False, id=0)
                 self._check_forked(await checkpoint.wire.expect(protocol.ForkedMessage))
-            kernel = await await_fork(wire, forked, self.sandbox, self.environment)
+            kernel = await await_fork(wire, forked, self.sandbox, self.environment, change)
             await kernel._check_answers()
         except BaseException:
             wire.close()
@@ -572,9 +570,12 @@ class IPythonKernel:
         return self._usage.cpu_s()
 
 
-async def await_fork(wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment) -> IPythonKernel:
-    """Wait until a forked runner has attached, and return its kernel."""
+async def await_fork(
+    wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment, change: ForkIdentity
+) -> IPythonKernel:
+    """Wait until a forked runner has attached from its sandbox, tell it who it is, and return its kernel."""
     await await_ready(wire, sandbox, forked, FORK_TIMEOUT_S)
+    await wire.send(change.message())
     return IPythonKernel(wire, sandbox, forked, environment)
 
 

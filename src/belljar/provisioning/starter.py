@@ -308,10 +308,10 @@ class KernelStarter:
         change = ForkIdentity(
             environment=sandbox.complete(session_environment(sandbox, environment, folders.layer)),
             folder=sandbox.workspace,
-            threads=thread_count(limits_of(self._settings)),
         )
+        threads = thread_count(limits_of(self._settings))
         try:
-            return await zygote.fork(nested, sandbox, environment, change, is_open=prepared.is_open)
+            return await zygote.fork(nested, sandbox, environment, change, threads=threads, is_open=prepared.is_open)
         except (KernelDied, KernelStartFailed, SandboxUnavailable, TimeoutError) as error:
             # The zygote died, or the fork did; the next session gets another zygote. The hint is not logged, because
             # it has the output of the process.

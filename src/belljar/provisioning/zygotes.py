@@ -70,7 +70,7 @@ class ZygoteProcess:
         """
         wire = self._wire
         await self.sandbox.spawn(
-            runner_command(environment, "zygote", str(wire.child_socket), *modules),
+            runner_command(environment, "zygote", str(wire.child_socket), ",".join(_SINGLE_THREADED), *modules),
             environment={**session_environment(self.sandbox, environment, None), **_SINGLE_THREADED, **variables},
             stdout=wire.child_stdout,
             stderr=wire.child_stderr,
@@ -89,18 +89,30 @@ class ZygoteProcess:
         return not self._wire.is_hung_up()
 
     async def fork(
-        self, nested: ForkedSandbox, sandbox: Sandbox, environment: Environment, change: ForkIdentity, *, is_open: bool
+        self,
+        nested: ForkedSandbox,
+        sandbox: Sandbox,
+        environment: Environment,
+        change: ForkIdentity,
+        *,
+        threads: int,
+        is_open: bool,
     ) -> IPythonKernel:
-        """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open."""
+        """Fork a kernel into the nested sandbox. `sandbox` is the same one as the kernel sees it, perhaps held open.
+
+        `threads` is how many the linear algebra libraries may use.
+        """
         fork_wire, forked = Wire(in_packets=self._in_packets), ForkedProcess()
         try:
             if not is_open:
                 await hold_open(sandbox)
             async with self._forking:
                 self.forks += 1
-                await request_fork(self._wire, fork_wire, forked, change, is_elsewhere=True, entry=nested.entry())
+                await request_fork(
+                    self._wire, fork_wire, forked, is_elsewhere=True, entry=nested.entry(), threads=threads
+                )
             try:
-                kernel = await await_fork(fork_wire, forked, sandbox, environment)
+                kernel = await await_fork(fork_wire, forked, sandbox, environment, change)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.

@@ -232,7 +232,7 @@ class Runner(HostLink):
                 reason = fork.reason_of(error)
             else:
                 if is_fork:
-                    self._become_fork(descriptors, message, folder)
+                    self._become_fork(descriptors, folder)
                 return
         self._conclude_fork(descriptors, self.channel.encode({**answer, "error": reason}))
 
@@ -264,7 +264,7 @@ class Runner(HostLink):
             os.close(descriptor)
         self.channel.send_encoded(answer)
 
-    def _become_fork(self, descriptors: list[int], message: dict[str, Any], folder: str) -> None:
+    def _become_fork(self, descriptors: list[int], folder: str) -> None:
         self.is_checkpoint = len(descriptors) == 1
         self.streams.discard()
         if self.is_checkpoint:
@@ -284,23 +284,28 @@ class Runner(HostLink):
         self._finished = None  # the origin's
         if not self.is_checkpoint:
             fork.detach_inherited({self.channel.fileno()})
-            self._adopt_identity(message, folder)
             self.channel.send(_READY)
+            try:
+                # Not with the request to fork: what the origin has read, every later fork of it has in its memory.
+                self._adopt_identity(self.channel.receive(), folder)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)  # a fork must not go on as the origin
 
-    def _adopt_identity(self, message: dict[str, Any], folder: str) -> None:
+    def _adopt_identity(self, identity: dict[str, Any], folder: str) -> None:
         """Give a forked kernel its own environment variables, package folders, working directory, loop and seeds."""
-        os.environ.update(message["environment"])
-        interpreter_state.move_start(message["environment"])
-        for old, new in message["moved"].items():
+        os.environ.update(identity["environment"])
+        interpreter_state.move_start(identity["environment"])
+        for old, new in identity["moved"].items():
             relocation.move_modules(old, new)
         # A process that has entered another sandbox has that sandbox's root as its working directory.
-        for place in (folder, message["folder"]):
+        for place in (folder, identity["folder"]):
             with contextlib.suppress(OSError):
                 os.chdir(place)
                 break
         self.loop = relocation.own_loop(self.loop)
         fork.stir_random()
-        if message["reseed"]:
+        if identity["reseed"]:
             fork.reseed()
 
     # Requests: `op` names the handler

@@ -39,8 +39,6 @@ from .channel import Channel, encode_stream
 from .pristine import no_traces
 from .runner import SHELL, Runner
 
-_OF_FORKS = ("SHELL", "PWD")
-"""Environment variables that are set here for all forks."""
 _UNFIT = "BELLJAR_UNFIT"
 """The environment variable with the modules that a restart leaves out, and why, as JSON."""
 
@@ -54,7 +52,6 @@ class ZygoteRunner:
         self._folders: list[str] = []
         run_first_times(self.runner, self._rehearse_start)
         self.runner.prepared_loop = event_loop.shareable_loop()
-        self._has_forgotten_variables = False
         self._folders = home_folders()
         self._thread_setters = find_thread_setters()
         self._threads = 1
@@ -64,7 +61,11 @@ class ZygoteRunner:
         self._small = page_sharing.find_heap_parts()
 
     def serve(self, channel: Channel) -> None:
-        """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits."""
+        """Fork kernels on request until the host is gone. Never returns in a fork, which serves and then exits.
+
+        A request says nothing about the session that is to begin, because whatever is read here can be found in the
+        memory of all later sessions.
+        """
         # Reap at once and not with the next request, because a zombie keeper still counts in its session's group.
         fork.set_handler(signal.SIGCHLD, _reap)
         # Forks ignore it until they are connected.
@@ -86,20 +87,12 @@ class ZygoteRunner:
             descriptors, (holder, *groups) = received[: fork.DESCRIPTOR_COUNT], received[fork.DESCRIPTOR_COUNT :]
             enter = partial(fork.enter_sandbox, message["entry"], holder, groups)
             try:
-                self._forget_variables(message["environment"])
                 self._use_threads(message["threads"])
-                self._fork(descriptors, message, enter)
+                self._fork(descriptors, enter, has_keeper=message["has_keeper"])
             except BaseException as error:
                 fork.refuse(descriptors, error)
             for descriptor in received:
                 os.close(descriptor)
-
-    def _forget_variables(self, wanted: "dict[str, str]") -> None:
-        """Remove the environment variables that the first fork does not get, so that no fork has to."""
-        if not self._has_forgotten_variables:
-            self._has_forgotten_variables = True
-            for name in [name for name in os.environ if name not in wanted and name not in _OF_FORKS]:
-                del os.environ[name]
 
     def _use_threads(self, count: int) -> None:
         """Let linear algebra use this many threads in all kernels from now on.
@@ -113,9 +106,8 @@ class ZygoteRunner:
             fork_losses.end_pools()
             self._threads = count
 
-    def _fork(self, descriptors: "list[int]", message: "dict[str, Any]", enter: "Callable[[], None]") -> None:
-        become = partial(self._become_kernel_or_exit, descriptors, message)
-        has_keeper = message["has_keeper"]
+    def _fork(self, descriptors: "list[int]", enter: "Callable[[], None]", *, has_keeper: bool) -> None:
+        become = partial(self._become_kernel_or_exit, descriptors)
         # A thread that a library has started meanwhile would run on in memory that two processes then share.
         if not has_keeper and vfork.is_possible() and fork_losses.thread_count() == 1:
             fork.fork_kernel_at_once(enter, become)
@@ -124,27 +116,30 @@ class ZygoteRunner:
         elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=has_keeper, is_session=False):
             become()
 
-    def _become_kernel_or_exit(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
+    def _become_kernel_or_exit(self, descriptors: "list[int]") -> None:
         try:
-            self._become_kernel(descriptors, message)
+            self._become_kernel(descriptors)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(1)  # a fork must not return into the zygote's loop
 
-    def _become_kernel(self, descriptors: "list[int]", message: "dict[str, Any]") -> None:
+    def _become_kernel(self, descriptors: "list[int]") -> None:
         fork.set_handler(signal.SIGCHLD, fork.DEFAULT)
         sock = fork.take_streams(descriptors)
         fork.close_inherited({sock.fileno()})
-        environment = {"SHELL": SHELL, **message["environment"], "PWD": message["folder"]}
-        self._adopt_identity(environment)
+        setns.own_proc_entry()
         self.runner.attach(Channel(sock))
-        self.runner.serve(environment)
+        self._serve_session()
         os._exit(0)
 
-    def _adopt_identity(self, environment: "dict[str, str]") -> None:
-        """Give a fork its own environment variables, paths, working directory, seeds and folders."""
-        setns.own_proc_entry()
+    def _serve_session(self) -> None:
+        """Read who this fork is, and serve it."""
+        self.runner.serve(self._adopt_identity(self.runner.channel.receive()))
+
+    def _adopt_identity(self, identity: "dict[str, Any]") -> "dict[str, str]":
+        """Give a fork its own paths, working directory, seeds, folders and environment variables; return the last."""
+        environment = {"SHELL": SHELL, **identity["environment"], "PWD": identity["folder"]}
         _replace_environment(environment)
         _prepend_path(environment.get("PYTHONPATH", ""))
         os.chdir(environment["PWD"])
@@ -152,6 +147,7 @@ class ZygoteRunner:
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 os.mkdir(folder)  # noqa: PTH102 - a path object touches 40 pages of its class
+        return environment
 
     def _rehearse_start(self) -> None:
         """Do in this process what a kernel does from its fork to the end of its first cells.
@@ -161,15 +157,15 @@ class ZygoteRunner:
         with contextlib.suppress(OSError):
             os.setsid()
         fork.own_thread_id()
-        held = dict(os.environ)
         ours, theirs = socket.socketpair()
         descriptors = [theirs.detach(), os.dup(1), os.dup(2), os.dup(2)]
         with ours, fork.take_streams(descriptors):
             fork.close_inherited(fork.open_descriptors())
-            self._adopt_identity({**held, "SHELL": SHELL, "PWD": os.getcwd()})  # noqa: PTH109 - as above
         for descriptor in descriptors[1:]:
             os.close(descriptor)
-        rehearse(self.runner, PLAIN_CELLS, lambda: self.runner.serve(held))
+        setns.own_proc_entry()
+        identity = {"environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109 - as above
+        rehearse(self.runner, PLAIN_CELLS, self._serve_session, identity)
         interpreter_state.forget_start()
 
 
@@ -202,8 +198,8 @@ def _own_command() -> "list[bytes]":
     return Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
 
 
-def main(descriptor: str, *modules: str) -> None:
-    """Warm up, then fork kernels on request.
+def main(descriptor: str, own_variables: str, *modules: str) -> None:
+    """Warm up, then fork kernels on request. Forks do not get the environment variables `own_variables`.
 
     A separate process keeps the sandbox open, because sessions outlive a zygote.
     """
@@ -218,6 +214,9 @@ def main(descriptor: str, *modules: str) -> None:
         os.environ[_UNFIT] = json.dumps({**unfit, error.module: str(error)})
         os.execv(sys.executable, _own_command())
     zygote.failed.update(unfit)
+    # Here, so that no fork has to. The libraries have read them.
+    for name in own_variables.split(","):
+        os.environ.pop(name, None)
     zygote.serve(Channel(socket.socket(fileno=int(descriptor))))
 
 
@@ -310,11 +309,16 @@ def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> Non
     rehearse_start()
 
 
-def rehearse(runner: Runner, cells: "tuple[str, ...]", serve: "Callable[[], None] | None" = None) -> None:
-    """Serve cells, then fork a checkpoint, which ends at once."""
+def rehearse(
+    runner: Runner,
+    cells: "tuple[str, ...]",
+    serve: "Callable[[], None] | None" = None,
+    identity: "dict[str, Any] | None" = None,
+) -> None:
+    """Serve cells, then fork a checkpoint, which ends at once. `serve` is told the `identity` first."""
     ours, theirs = socket.socketpair()
     with ours, theirs, no_traces(runner.shell):
-        runner.attach(_RehearsalChannel(ours, theirs, cells))
+        runner.attach(_RehearsalChannel(ours, theirs, cells, identity))
         (serve or runner.serve_requests)()
         runner.loop.close()
         asyncio.set_event_loop(None)
@@ -328,11 +332,19 @@ _rehearsed: "list[Any]" = []
 class _RehearsalChannel(Channel):
     """A connection to a host that sends cells and acknowledges outputs, asks for one checkpoint, and closes."""
 
-    def __init__(self, sock: socket.socket, peer: socket.socket, cells: "tuple[str, ...]") -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: socket.socket,
+        cells: "tuple[str, ...]",
+        identity: "dict[str, Any] | None",
+    ) -> None:
         super().__init__(sock)
         self._peer = peer
         self._host = Channel(peer)
         self._cells = [*cells]
+        if identity:
+            self._host.send(identity)
 
     def send(self, *messages: "dict[str, Any]", if_room: bool = False) -> None:
         """Send messages, and let the host answer."""
