@@ -1,5 +1,6 @@
 """The image as people start it: stdio and HTTP with nothing set, and what it says where an engine is strict."""
 
+import ast
 import json
 import os
 import re
@@ -49,13 +50,14 @@ def over_stdio(image: str, *options: str) -> Client:
 
 async def test_docker_run_i_speaks_stdio_and_seals_sessions_off(image: str) -> None:
     async with over_stdio(image, *NESTED) as client:
-        processes = "sum(name.isdigit() for name in os.listdir('/proc'))"
-        code = f"import os\nprint({processes})\nos.path.exists('/data/journal.sqlite')"
+        code = "import os\nos.path.exists('/data/journal.sqlite'), sum(name.isdigit() for name in os.listdir('/proc'))"
         answer = await client.call_tool("execute_code", {"code": code})
         result = answer.structured_content
         assert result is not None, answer
-        assert (result["status"], result["result"]) == ("ok", "False")
-        assert int(result["stdout"]) < 10
+        assert result["status"] == "ok"
+        is_seen, processes = ast.literal_eval(result["result"])
+        assert not is_seen
+        assert processes < 10
 
 
 async def test_under_the_engines_own_rules_it_serves_one_owner_and_says_what_is_missing(image: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -203,3 +204,26 @@ def test_pictures_of_pages_are_whole_and_say_what_they_show() -> None:
     assert shown
     for link in shown:
         assert Path(link).name in {path.name for path in (ROOT / "docs/pictures").glob("*.svg")}
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="no jq")
+def test_jq_finds_a_session_in_a_units_log_as_the_page_says() -> None:
+    page = (ROOT / "docs/guides/deploying.md").read_text()
+    (program,) = re.findall(r"journalctl -u belljar -o cat \| jq -cR '([^']+)'", page)
+    wanted, other = ({"message": "session created", "session_id": name} for name in ("laor", "else"))
+    # As `-o cat` prints them: systemd's own lines are there too, and the priority of ours is not.
+    lines = ["Started belljar.service.", json.dumps(wanted), "42", json.dumps(other), json.dumps({"message": "no id"})]
+    command = ["jq", "-cR", program.replace("…", "laor")]
+    found = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+    assert (found.returncode, [json.loads(line) for line in found.stdout.splitlines()]) == (0, [wanted]), found.stderr
+
+
+def test_every_unit_for_systemd_delegates_its_control_group() -> None:
+    texts = {
+        path: path.read_text()
+        for path in [*(ROOT / "deploy").iterdir(), *(ROOT / "docs").rglob("*.md")]
+        if path.is_file()
+    }
+    units = {path: text for path, text in texts.items() if re.search(r"^ExecStart=.*belljar", text, re.MULTILINE)}
+    assert ROOT / "deploy/belljar.service" in units
+    assert [path for path, text in units.items() if not re.search(r"^Delegate=", text, re.MULTILINE)] == []

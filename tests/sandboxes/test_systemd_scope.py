@@ -98,6 +98,48 @@ def test_a_refusal_is_quoted_and_told_with_what_to_do(systemd: Systemd) -> None:
     )
 
 
+def test_a_service_without_delegate_is_told_so_before_it_leaves_the_unit_whose_journal_has_the_line(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    places: list[Path] = []
+    caplog.handler.addFilter(lambda _: places.append(systemd.own) or True)
+    service = systemd.own
+    assert request_scope() == ""
+    assert places == [service]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    said = record.getMessage()
+    assert said.startswith("ours.service lacks Delegate=yes, ")
+    assert f"not in `journalctl -u ours.service`, but in `journalctl _PID={os.getpid()}`" in said
+    assert said.endswith("Write `Delegate=yes` into its section [Service]: `sudo systemctl edit ours.service`")
+    assert systemd.own != service
+
+
+def test_a_service_of_a_user_is_told_the_commands_of_that_users_manager(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    systemd.place(systemd.folder / "user.slice" / "user@4000000.service" / "app.slice" / "ours.service")
+    refusal = request_scope()
+    (said,) = caplog.messages
+    assert "not in `journalctl --user -u ours.service`, but in `journalctl --user _PID=" in said
+    assert said.endswith("`systemctl --user edit ours.service`")
+    assert groups_advice(refusal).endswith("`systemctl --user edit ours.service`")
+
+
+def test_nothing_is_said_of_delegate_at_a_login_or_where_it_is_there(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = systemd.own
+    systemd.place(systemd.folder / "user.slice" / "session-1.scope")
+    request_scope()
+    request_scope.cache_clear()
+    systemd.place(service)
+    delegate(monkeypatch)
+    request_scope()
+    assert caplog.messages == []
+
+
 def test_nothing_is_asked_where_systemd_does_not_run_or_has_delegated_already(
     systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

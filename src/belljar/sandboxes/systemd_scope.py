@@ -59,9 +59,8 @@ def groups_advice(refusal: str = "") -> str:
         return f"No control groups are mounted here. {_CONTAINER_ADVICE}"
     if not _BOOTED.is_dir():
         return _CONTAINER_ADVICE
-    service = next((name for name in reversed(own.parts) if name.endswith(".service")), "user@")
-    if refusal and not service.startswith("user@"):
-        return f"Write `Delegate=yes` into its section [Service]: `sudo systemctl edit {service}`"
+    if refusal and (service := _service(own)):
+        return _delegate_advice(own, service)
     if os.geteuid() == 0:
         return "Have a control group delegated: `systemd-run --scope -p Delegate=yes belljar serve`"
     if refusal:
@@ -79,7 +78,30 @@ def request_scope() -> str:
     own = read_own_group() if _BOOTED.is_dir() else None
     if own is None or _is_delegated(own):
         return ""
+    if service := _service(own):
+        # Before the move, because systemd's journal has each line under the unit in which the process then is.
+        journal = "journalctl" if _is_of_system(own) else "journalctl --user"
+        log.warning(
+            "%s lacks Delegate=yes, which control groups for sessions need: this process asks systemd for a scope "
+            "of its own instead. What it logs from there is not in `%s -u %s`, but in `%s _PID=%d`. %s",
+            *(service, journal, service, journal, os.getpid(), _delegate_advice(own, service)),
+        )
     return _move_to_scope(os.getpid(), own)
+
+
+def _service(own: Path) -> str:
+    """Return the service that this group belongs to; empty where it is a login or a scope."""
+    name = next((name for name in reversed(own.parts) if name.endswith((".service", ".scope"))), "")
+    return name if name.endswith(".service") and not name.startswith("user@") else ""
+
+
+def _is_of_system(own: Path) -> bool:
+    return not any(name.startswith("user@") for name in own.parts)
+
+
+def _delegate_advice(own: Path, service: str) -> str:
+    edit = "sudo systemctl edit" if _is_of_system(own) else "systemctl --user edit"
+    return f"Write `Delegate=yes` into its section [Service]: `{edit} {service}`"
 
 
 def supervisor_groups(pid: int, *, asks_systemd: bool) -> ControlGroups | None:
