@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from belljar.environments import Environment
-from belljar.kernels.base import Kernel
+from belljar.kernels.base import Kernel, RehearsableKernel, is_forkable
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import RUNNER, session_environment
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, InputRequest, MimeBundle, Raised, Stream
@@ -24,6 +24,8 @@ from waiting import until
 DEADLINE_S = 60
 REPEAT_S = 5.0
 JUPYTER = "jupyter:"
+ORIGINS = ["forked", "pooled", "forked again", "rewound", "woken", "cold"]
+"""How the kernel of a session can have come about; see `open_origin`."""
 OnEvent = Callable[[Event], Awaitable[None]]
 
 
@@ -262,3 +264,41 @@ async def open_place(name: str, environment: Environment, folder: Path) -> Async
             yield place
     else:
         yield Place(usable(name), environment, folder)
+
+
+@asynccontextmanager
+async def open_origin(
+    place: Place, origin: str, session_id: str = "s", *, imported: str = "json"
+) -> AsyncIterator[Kernel]:
+    """A kernel of that origin; the place decides whether its first process was forked from a zygote or started cold.
+
+    One that is woken finds a module among what was saved, and imports that before its first cell.
+    """
+    async with AsyncExitStack() as stack:
+        first_id = f"before-{session_id}" if origin in ("forked again", "woken") else session_id
+        kernel = await stack.enter_async_context(place.open("ipython", first_id))
+        if origin == "pooled":
+            assert isinstance(kernel, RehearsableKernel)
+            await kernel.rehearse()
+        elif origin == "forked again":
+            assert isinstance(place, ForkingPlace)
+            before, after = place.folders(first_id), place.folders(session_id, fork_of=first_id)
+            after.make()
+            kernel, _ = await place.starter.fork(kernel, before, after)
+            stack.push_async_callback(kernel.aclose)
+        elif origin == "rewound":
+            assert is_forkable(kernel)
+            kernel = await kernel.restore(await kernel.fork_checkpoint())
+            stack.push_async_callback(kernel.aclose)
+        elif origin == "woken":
+            assert (await run(kernel, f"import {imported}")).is_ok
+            assert isinstance(kernel, IPythonKernel)
+            await kernel.save_state(f"{kernel.scratch}/state")
+            if isinstance(place, ForkingPlace):
+                place.folders(session_id, fork_of=first_id)  # the same user, who alone may read it
+            kernel = await stack.enter_async_context(place.open("ipython", session_id))
+            assert isinstance(kernel, IPythonKernel)
+            scratch, scratch_before = (place.folder / each / "scratch" for each in (session_id, first_id))
+            (scratch_before / "state").replace(scratch / "state")
+            assert imported in (await kernel.load_state(f"{kernel.scratch}/state")).kept
+        yield kernel

@@ -199,6 +199,7 @@ async def test_input_fails_at_once_where_nobody_can_be_asked(kernel: Kernel) -> 
     outcome = await run(kernel, "input('Your name? ')", allow_input=False)
     assert outcome.questions == []
     assert outcome.error.name in ("EOFError", "StdinNotImplementedError")
+    assert not [line for line in outcome.error.traceback if "host_link.py" in line or "hidden" in line]
 
 
 async def test_a_name_is_completed(kernel: Kernel) -> None:

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.anyio
 PNG = "iVBORw0KGgo"
 
 
-# What every kernel does behind every provider is in `conformance`; this is tried once cold and once forked.
-PLACES = ["namespace", "forked", *(["process"] if os.environ.get("BELLJAR_LONG") else [])]
+# What every kernel does behind every provider is in `conformance`; this is tried once forked and once cold.
+PLACES = ["forked", "namespace", *(["process"] if os.environ.get("BELLJAR_LONG") else [])]
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -250,6 +250,17 @@ async def test_sys_exit_ends_the_cell_and_not_the_session(kernel: Kernel) -> Non
     assert (await run(kernel, "import sys; sys.exit(0)")).is_ok
     assert (await run(kernel, "sys.exit()")).is_ok
     assert (await run(kernel, "exit()")).is_ok
+    assert (await run(kernel, "kept")).result == {"text/plain": "1"}
+
+
+@pytest.mark.parametrize("reset", ["", "%reset -f"])
+async def test_exit_and_quit_end_the_cell_too_with_brackets_or_without(kernel: Kernel, reset: str) -> None:
+    for code in ("exit", "quit", "exit()", "quit(0)"):
+        await run(kernel, reset)
+        outcome = await run(kernel, code)
+        assert (outcome.is_ok, outcome.events) == (True, [outcome.finished])
+    outcome = await run(kernel, "kept = 1\nexit(3)")
+    assert (outcome.error.name, outcome.error.message) == ("SystemExit", "3")
     assert (await run(kernel, "kept")).result == {"text/plain": "1"}
 
 

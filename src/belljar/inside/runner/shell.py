@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from IPython.core.autocall import ExitAutocall
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
@@ -24,7 +25,7 @@ from IPython.core.history import HistoryManager
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics import packaging
-from traitlets import Type
+from traitlets import Type, default
 from traitlets.config import Config
 
 from . import comms, rich_output
@@ -175,6 +176,14 @@ class _DiscardedOutputs(defaultdict[int, list[Any]]):
         return []
 
 
+class CellExit(ExitAutocall):
+    """`exit` and `quit`, which end the cell like sys.exit(); the session and its variables stay."""
+
+    def __call__(self, status: Any = None) -> None:
+        """End the cell; a status other than 0 is an error."""
+        sys.exit(status)
+
+
 class ZMQShell(InteractiveShell):
     """The shell; one for each process.
 
@@ -191,6 +200,10 @@ class ZMQShell(InteractiveShell):
     ask_form: Callable[[str, "dict[str, Any]"], Any]
     """Puts a form to the person; set when there is a host. The module `forms` looks for it here."""
     kernel = comms.CommKernelStub()
+
+    @default("exiter")
+    def _make_exiter(self) -> CellExit:
+        return CellExit(self)
 
     def _tee(self, channel: Any) -> Any:
         # Do not tee, because IPython 9 copies every printed string into its history, and memory would grow with output.
@@ -303,7 +316,7 @@ def _contexts(value: Any) -> "list[BaseException]":
 
 def _trim(value: Any, trace: Any) -> None:
     """Cut our own frames off the end of an exception's traceback, so that it ends in the cell."""
-    if isinstance(value, (KeyboardInterrupt, StdinNotImplementedError)):
+    if isinstance(value, (KeyboardInterrupt, EOFError, StdinNotImplementedError)):
         _end_at_the_cell(trace, f"{__package__}.")
     # The fault is in the tool call, or the call took too long; it is not in the toolbox code that passes it on.
     if type(value).__module__ == "toolbox.errors" or isinstance(value, KeyboardInterrupt):
@@ -373,8 +386,6 @@ def build_shell() -> ZMQShell:
     warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
     # Programs that list packages with it, as clients of Azure's sessions do, take stderr for a part of the list.
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated as an API", category=UserWarning)
-    # `exit()` ends the cell like sys.exit(); the session and its variables stay.
-    shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     return shell
 
 
