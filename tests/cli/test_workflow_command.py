@@ -61,6 +61,14 @@ def test_a_run_prints_its_value_and_waits_for_an_answer(command: Command, place:
     assert "waits for no answer: it is done" in again.err
 
 
+def test_a_run_that_asks_before_its_first_cell_goes_on_in_another_command(command: Command, place: Path):
+    (place / "w.yaml").write_text(workflow(form("ask", "Go on?"), code("a", "20 + 1")))
+    assert command("workflow", "run", "w.yaml").code == 3
+    (listed,) = json.loads(command("workflow", "list", "--json").out)
+    answered = command("workflow", "answer", listed["run"])
+    assert (answered.code, answered.out) == (0, "21\n"), answered.err
+
+
 def test_declined_expired_and_answered_twice_are_told_apart_by_the_command(command: Command, place: Path):
     (place / "ask.yaml").write_text(workflow(form("ask", "Go on?"), form("more", "And on?"), name="asks"))
     command("workflow", "run", "ask.yaml")

@@ -21,7 +21,7 @@ from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, 
 from belljar.logs import pseudonym
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
-from belljar.sessions.session import iso
+from belljar.sessions.session import Session, iso
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind
@@ -251,14 +251,16 @@ class Workflows:
 
     async def _let_go(self, run: LiveRun) -> None:
         """Free what a run holds while it waits for a person: its sessions sleep, and no server drives it."""
-        ids = {run.record.session_id, *(row.session_id for rows in run.log.values() for row in rows)}
         closer = self._sessions.closer
-        for session in self._sessions.of(run.record.principal):
-            is_ours = session.id in ids and session.is_idle and self._settings.hibernate
-            if is_ours and closer.has_room_for(session):
+        for session in self._sessions_of(run):
+            if session.is_idle and self._settings.hibernate and closer.has_room_for(session):
                 # A run that asks before its first cell has a session that has run nothing.
                 await closer.retire(session, f"its run {run.id} waits for a person", is_expected=True)
         self._records.release(run.id)
+
+    def _sessions_of(self, run: LiveRun) -> list[Session]:
+        ids = {run.record.session_id, *(row.session_id for rows in run.log.values() for row in rows)}
+        return [session for session in self._sessions.of(run.record.principal) if session.id in ids]
 
     # Answers
 
@@ -447,6 +449,10 @@ class Workflows:
         if run.task is not None:
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
+        # A server that stops forgets sessions that have run nothing, and without its session no run can go on.
+        for session in self._sessions_of(run):
+            if session.is_blank():
+                await self._sessions.closer.retire(session, f"its run {run.id} goes on later", is_expected=True)
 
 
 @asynccontextmanager
