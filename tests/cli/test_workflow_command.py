@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -15,9 +16,57 @@ import pytest
 
 from belljar.environments import Environment
 from waiting import until_blocking
-from workflow_texts import code, form, workflow
+from workflow_texts import code, form, tool, workflow
 
 Command = Callable[..., Any]
+LEDGER = Path(__file__).parents[1] / "ledger_server.py"
+ANOTHER_SYSTEMS = """
+workflows:
+  - name: prices
+    description: Two steps and a file
+    version: "1.0"
+    steps:
+      - name: gather
+        type: code_execution
+        config:
+          code: |
+            prices = {"pear": 3, "plum": 5}
+            print(f"{len(prices)} prices")
+        on_error: skip
+
+      - name: keep
+        type: code_execution
+        config:
+          code: |
+            import json
+            with open("workspace/prices.json", "w") as file:
+                json.dump(prices, file)
+            len(prices)
+        on_error: stop
+
+    variables:
+      output_dir: "./workspace"
+
+    guardrails:
+      enabled: true
+      strict_mode: false
+
+  - name: letters
+    version: "1.0"
+    steps:
+      - name: write
+        type: code_execution
+        config:
+          code: |
+            who = "ann@example.com"
+            print("Dear", who)
+            who
+    guardrails:
+      enabled: true
+      pii_detection: true
+      tokenization: true
+"""
+"""Two workflows with the keys that another system's files have."""
 
 
 @pytest.fixture
@@ -196,3 +245,117 @@ def test_every_command_obeys_a_trusted_file_of_variables(
         assert "os.system" in refused.err
     monkeypatch.delenv("BLOCKED_PATTERNS")
     assert '["os.system"]' in command("config").out
+
+
+def by_module(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "belljar.workflows", *arguments]
+    return subprocess.run(program, cwd=place, env={**os.environ}, capture_output=True, text=True, timeout=120)
+
+
+def test_a_file_of_another_system_runs_and_its_workspace_is_a_folder_here(command: Command, place: Path):
+    (place / "workflows.yaml").write_text(ANOTHER_SYSTEMS)
+    checked = command("workflow", "validate", "workflows.yaml")
+    assert (checked.code, checked.err) == (0, "")
+    assert [line.partition("in order: ")[2] for line in checked.out.splitlines()] == [
+        "prices, 2 steps",
+        "letters, 1 step",
+    ]
+    several = by_module(place, "--workflow", "workflows.yaml")
+    assert several.returncode == 2
+    assert "Name one of them, with --name in a command: prices, letters" in several.stderr
+    ran = by_module(place, "--workflow", "workflows.yaml", "--name", "prices")
+    assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
+    assert "saved in workspace/: prices.json\n" in ran.stderr
+    assert json.loads((place / "workspace" / "prices.json").read_text()) == {"pear": 3, "plum": 5}
+    letters = by_module(place, "--workflow", "workflows.yaml", "--name", "letters")
+    assert (letters.returncode, letters.stdout) == (0, "[EMAIL_1]\n"), letters.stderr
+    assert "Dear [EMAIL_1]\n" in letters.stderr
+    assert "saved" not in letters.stderr
+
+
+def test_a_later_run_finds_what_an_earlier_one_left_and_replaces_it_here(command: Command, place: Path):
+    count = """
+from pathlib import Path
+file = Path("workspace/deep/count.txt")
+file.parent.mkdir(exist_ok=True)
+count = int(file.read_text()) + 1 if file.exists() else 1
+file.write_text(str(count))
+Path("workspace/.hidden").write_text("")
+count
+"""
+    (place / "w.yaml").write_text(workflow(code("a", count), form("ask", "Go on?")))
+    (place / "workspace").mkdir()
+    (place / "workspace" / ".gitkeep").touch()
+    for number in ("1", "2"):
+        ran = command("workflow", "run", "w.yaml")
+        assert ran.code == 3, ran.err
+        assert "saved in workspace/: deep/count.txt\n" in ran.err
+        assert (place / "workspace" / "deep" / "count.txt").read_text() == number
+    assert not (place / "workspace" / ".hidden").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_no_file_of_a_run_gets_among_the_persons_own(
+    command: Command, place: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("BELLJAR_DOWNLOAD_DIRECTORY", str(place / "downloads"))
+    own = place / "own"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
+    here = place / "workspace"
+    if kind == "folder":
+        own.rename(own := here)
+    elif kind == "link":
+        here.symlink_to(own)
+    else:
+        here.write_text("mine")
+    (place / "w.yaml").write_text(workflow(code("a", "open('workspace/notes.txt', 'w').write('theirs')")))
+    ran = command("workflow", "run", "w.yaml")
+    assert ran.code == 0, ran.err
+    assert (own / "notes.txt").read_text() == "mine"
+    assert [path.name for path in own.iterdir()] == ["notes.txt"]
+    assert kind != "file" or here.read_text() == "mine"
+    (saved,) = (place / "downloads").glob("*/notes.txt")
+    assert saved.read_text() == "theirs"
+    assert f"saved in {saved.parent}, because workspace here " in ran.err
+
+
+def test_guardrails_that_do_less_than_they_say_are_told(command: Command, place: Path):
+    guardrails = {
+        "enabled": True,
+        "pii_detection": True,
+        "tokenization": False,
+        "content_filtering": True,
+        "rate_limiting": True,
+        "security_checks": False,
+    }
+    (place / "w.yaml").write_text(workflow(code("a", "1", guardrails={"enabled": False}), guardrails=guardrails))
+    for each in ("validate", "run"):
+        told = command("workflow", each, "w.yaml")
+        assert told.code == 0
+        notes = [line for line in told.err.splitlines() if line.startswith("note: w.yaml:")]
+        named = (
+            "content_filtering does nothing",
+            "rate_limiting does nothing",
+            "tokenization: false",
+            "enabled: false",
+        )
+        assert len(notes) == len(named)
+        assert all(text in note for text, note in zip(named, notes, strict=True))
+
+
+def test_the_servers_of_tool_steps_are_named_with_each_command(command: Command, place: Path):
+    servers = {"ledger": {"command": sys.executable, "args": [str(LEDGER), str(place / "ledger")]}}
+    (place / "servers of mine.json").write_text(json.dumps({"mcpServers": servers}))
+    (place / "w.yaml").write_text(workflow(form("ask", "Write?"), tool("put", "write", text="x")))
+    missing = command("workflow", "validate", "w.yaml")
+    assert missing.code == 2
+    assert "Start belljar with --mcp-config FILE" in missing.err
+    option = ("--mcp-config", "servers of mine.json")
+    assert command("workflow", "validate", "w.yaml", *option).code == 0
+    asked = command("workflow", "run", "w.yaml", *option)
+    assert asked.code == 3
+    (hint,) = [line for line in asked.err.splitlines() if line.startswith("belljar workflow answer ")]
+    answered = command(*shlex.split(hint.removeprefix("belljar ").removesuffix(" goes on with it")))
+    assert (answered.code, answered.out) == (0, "written x\n"), answered.err
+    assert (place / "ledger").read_text() == "write x\n"

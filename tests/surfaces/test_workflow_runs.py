@@ -142,6 +142,32 @@ async def test_branches_run_in_forks_whose_values_come_back_and_variables_do_not
     assert run["result"] == [1, [111, [2, 4]]]
 
 
+async def test_what_guardrails_hide_is_hidden_in_branches_and_what_they_cannot_do_is_told(caller: Caller):
+    mail = "ann@example.com"
+    text = workflow(
+        code("show", f"who = '{mail}'\nwho"),
+        parallel("both", [code("left", f"'left {mail}'")], [code("right", "'right ' + who")]),
+        guardrails={"pii_detection": True, "rate_limiting": True},
+    )
+    answer = await caller.call("run_workflow", definition=text, wait_s=120)
+    assert mail not in text_of(answer)
+    assert '["left [EMAIL_1]", "right [EMAIL_1]"]' in text_of(answer)
+    assert "Note: workflow:" in text_of(answer)
+    assert "rate_limiting does nothing by itself" in text_of(answer)
+    assert answer.structured_content is not None
+    assert len(answer.structured_content["notes"]) == 1
+
+
+async def test_where_there_are_workflows_sessions_share_what_steps_leave_in_workspace(
+    default_environment: Environment, tmp_path: Path
+):
+    async with opened_runtime(default_environment, tmp_path, workflows="on") as runtime, connected(runtime) as caller:
+        kept = await ran(caller, workflow(code("keep", "open('workspace/kept.txt', 'w').write('here')")))
+        assert kept["state"] == "done", kept["reason"]
+        read = await caller.call("execute_code", code="print(open('workspace/kept.txt').read())")
+        assert text_of(read).startswith("here\n")
+
+
 async def test_a_workflow_has_a_name_variables_and_a_place_in_the_list(caller: Caller):
     run = (await caller.call("run_workflow", name="greet", variables={"who": "Ada"}, wait_s=60)).structured_content
     assert run is not None

@@ -114,6 +114,58 @@ async def test_guardrails_only_make_the_policy_stricter(runtime: Runtime):
         await ran(workflows, workflow(slow, guardrails={"limits": {"max_memory_mb": 100}}))
 
 
+async def test_personal_data_that_guardrails_name_is_hidden_in_the_whole_run(runtime: Runtime):
+    workflows = runtime.workflows
+    mail, phone = "ann@example.com", "+41 44 668 18 00"
+    show = code("show", f"who = '{mail}'\nprint(who, '{phone}')\nwho", guardrails={"privacy": {"hide": ["phone"]}})
+    look = tool("look", "look", text="{{ show.result }}")
+    info = await ran(workflows, workflow(show, look, code("end", "who"), guardrails={"tokenization": True}))
+    assert info.result == "[EMAIL_1]", info.reason
+    assert {step.step: step.result for step in info.steps}["look"] == "seen [EMAIL_1]"
+    assert mail not in info.model_dump_json()
+    assert phone not in info.model_dump_json()
+    shown = await runtime.sessions.executions.notebook(info.session_id)
+    assert "[PHONE_1]" in shown
+    info = await ran(workflows, workflow(code("a", f"'{mail}'")))
+    assert info.result == mail
+    with pytest.raises(WorkflowInvalid, match="are hide, phone_regions, not 'reveal'"):
+        await ran(workflows, workflow(show, guardrails={"privacy": {"reveal": [{"tools": ["*.*"]}]}}))
+    regions = [{"privacy": {"hide": ["phone"], "phone_regions": each}} for each in (["DE", "CH", "US"], ["AT", "IT"])]
+    steps = [code(f"step_{index}", "1", guardrails=each) for index, each in enumerate(regions)]
+    with pytest.raises(WorkflowInvalid, match="5 phone_regions in all"):
+        await ran(workflows, workflow(*steps))
+    with pytest.raises(WorkflowInvalid, match=r"privacy.hide: 'mail' is none of email"):
+        await ran(workflows, workflow(show, guardrails={"privacy": {"hide": ["mail"]}}))
+
+
+async def test_switches_of_another_systems_files_become_rules(runtime: Runtime):
+    workflows = runtime.workflows
+    strict = {"enabled": True, "strict_mode": True}
+    info = await ran(workflows, workflow(tool("a", "look", text="x"), guardrails=strict))
+    assert "no rule decides on it (strict)" in info.reason
+    off = {**strict, "enabled": False, "blocked_patterns": ["os.getpid"]}
+    info = await ran(workflows, workflow(tool("a", "look", text="x"), code("b", "import os"), guardrails=off))
+    assert info.state == "done", info.reason
+    blocked = {"blocked_patterns": ["os.system", "open(_, 'w*')"], "allowed_networks": [], "max_execution_time": 30}
+    info = await ran(workflows, workflow(code("a", "open('x', 'w')"), guardrails=blocked))
+    assert "one of blocked_patterns" in info.reason
+    slow = code("a", "import time\nwhile True: time.sleep(0.01)")
+    info = await ran(workflows, workflow(slow, guardrails={"max_execution_time": 0.3}))
+    assert "timeout" in str(info.steps[0].error)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"max_memory_mb": 512}, "not memory, GPUs or network"),
+        ({"allowed_networks": ["example.com"]}, "not memory, GPUs or network"),
+        ({"strict_mode": "yes"}, "strict_mode is neither true nor false"),
+        ({"blocked_patterns": [1]}, "blocked_patterns is no list of texts"),
+        ({"blocked_patterns": ["a +"]}, "blocked_patterns: "),
+        ({"pii_detections": True}, "no key 'pii_detections'"),
+        ({"tokenization": True, "privacy": []}, "privacy"),
+    ]
+    for wrong, told in refused:
+        with pytest.raises(WorkflowInvalid, match=told):
+            await ran(workflows, workflow(slow, guardrails=wrong))
+
+
 async def test_what_guardrails_ask_about_waits_for_a_person(runtime: Runtime):
     workflows = runtime.workflows
     rules = {"code": [{"decision": "ask", "calls": ["os.getpid"], "reason": "curious"}]}

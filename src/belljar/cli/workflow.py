@@ -10,13 +10,14 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from belljar.cli.streams import one_line, table
-from belljar.cli.workflow_terminal import answer_hint, drive
+from belljar.cli.workflow_terminal import answer_hint, drive, print_notes
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
@@ -40,7 +41,8 @@ _FOR_MODELS = (
     "It goes on in the background",
 )
 # A command drives one run, in one session or a few forks of it. Making ready for forks takes two seconds.
-_SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
+# Its steps have `workspace/`, whose files it saves at the end.
+_SINGLE_RUN = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "workspace": "on"}
 _FORKS = re.compile(r"parallel|type[\"']?\s*:\s*[\"']?workflow\b")
 """Finds parallel steps, which run in forks, and sub-workflows, which may have some."""
 
@@ -48,6 +50,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or eno
 Source = Annotated[str, typer.Argument(metavar="FILE|NAME", help="A file, or a name in workflows_directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Which = Annotated[str, typer.Option("--name", help="Which workflow, in a file that has several.")]
+Config = Annotated[str | None, typer.Option("--mcp-config", help="File that lists the servers of tool_call steps.")]
 
 
 # Commands
@@ -59,15 +62,18 @@ def run_command(
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable; the value is JSON or text.")
     ] = None,
     which: Which = "",
+    mcp_config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
 ) -> None:
     """Run a workflow: steps and their output go to stderr, the value of the last step to stdout.
 
-    Exits with 0, with 1 if it failed, with 3 if it waits for a person: `belljar workflow answer` goes on then.
+    What the steps leave in workspace/ is saved in a folder of that name here. Exits with 0, with 1 if it failed, with 3
+    if it waits for a person: `belljar workflow answer` goes on then.
     """
-    settings = _settings(_text(source))
+    settings = _settings(_text(source), mcp_config=mcp_config)
     variables = dict(map(_variable, var or []))
-    raise typer.Exit(drive(settings, lambda runtime: _start(runtime, source, which, variables), as_json=as_json))
+    begin = partial(_start, source=source, which=which, variables=variables)
+    raise typer.Exit(drive(settings, begin, mcp_config=mcp_config, as_json=as_json))
 
 
 def resume_command(
@@ -76,14 +82,16 @@ def resume_command(
     changed: Annotated[
         bool, typer.Option("--changed", help="Go on with the text as it is now, although it has changed.")
     ] = False,
+    mcp_config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
 ) -> None:
     """Go on with a run that was interrupted, failed or was stopped; no finished step is run again."""
     if bool(run) == last:
         raise InvalidArgument("workflow resume takes either RUN or --last", hint="Pass one of them")
     record = _latest_open(load_command_settings()) if last else _record(load_command_settings(), run)
-    settings = _settings(record.text, record.texts)
-    raise typer.Exit(drive(settings, lambda runtime: _resume(runtime, record, changed), as_json=as_json))
+    settings = _settings(record.text, record.texts, mcp_config=mcp_config)
+    begin = partial(_resume, record=record, accepts_change=changed)
+    raise typer.Exit(drive(settings, begin, mcp_config=mcp_config, as_json=as_json))
 
 
 def answer_command(
@@ -91,13 +99,15 @@ def answer_command(
     values: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="The fields of the answer.")] = None,
     step: Annotated[str, typer.Option(help="The step whose question is meant, if there are several.")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="Say no.")] = False,
+    mcp_config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole run as JSON instead of its value.")] = False,
 ) -> None:
     """Answer the question of a run and go on with it; without fields it means yes."""
     record = _record(load_command_settings(), run)
-    settings = _settings(record.text, record.texts)
+    settings = _settings(record.text, record.texts, mcp_config=mcp_config)
     given = None if decline else dict(map(_name_and_text, values or []))
-    raise typer.Exit(drive(settings, lambda runtime: _answer(runtime, record, given, step), as_json=as_json))
+    begin = partial(_answer, record=record, given=given, step=step)
+    raise typer.Exit(drive(settings, begin, mcp_config=mcp_config, as_json=as_json))
 
 
 def stop_command(run: Run) -> None:
@@ -143,13 +153,17 @@ def show_command(run: Run, as_json: AsJson = False) -> None:
     print(json.dumps(info.model_dump(mode="json"), indent=2) if as_json else _for_person(info))
 
 
-def validate_command(source: Source, which: Which = "") -> None:
-    """Check a workflow; exits with 2 and tells file, line and reason of everything that is wrong."""
-    settings = _settings()
-    definition = _read(_library(settings), source, which)
-    asyncio.run(_check(settings, definition))
-    count = len(definition.walk())
-    print(f"{source} is in order: {definition.name}, {count} step{'' if count == 1 else 's'}")
+def validate_command(source: Source, which: Which = "", mcp_config: Config = None) -> None:
+    """Check a workflow, or all of a file; exits with 2 and tells file, line and reason of everything that is wrong."""
+    settings = _settings(mcp_config=mcp_config)
+    library = _library(settings)
+    names = [which] if which or not _is_file(source) else library.names_in(Path(source)) or [""]
+    definitions = [_read(library, source, name) for name in names]
+    asyncio.run(_check(settings, definitions))
+    for definition in definitions:
+        print_notes(definition)
+        count = len(definition.walk())
+        print(f"{source} is in order: {definition.name}, {count} step{'' if count == 1 else 's'}")
 
 
 def schema_command() -> None:
@@ -168,9 +182,9 @@ def graph_command(
 # What the commands share
 
 
-def _settings(*texts: str) -> Settings:
+def _settings(*texts: str, mcp_config: str | None = None) -> Settings:
     """Return the settings for one run; sessions are made ready for forks where a text may have parallel steps."""
-    settings = load_command_settings()
+    settings = load_command_settings({"mcp_config": mcp_config})
     unset = {name: value for name, value in _SINGLE_RUN.items() if name not in settings.model_fields_set}
     if any(_FORKS.search(text) for text in texts):
         unset.pop("fork_start", None)
@@ -190,21 +204,22 @@ def _library(settings: Settings) -> Library:
 
 
 def _read(library: Library, source: str, which: str) -> Definition:
-    path = Path(source)
-    if path.suffix or path.exists() or "/" in source:
-        return library.file(path, which)
-    return library.by_name(source)
+    return library.file(Path(source), which) if _is_file(source) else library.by_name(source)
 
 
-async def _check(settings: Settings, definition: Definition) -> None:
-    if any(isinstance(step.config, ToolCallStep) for step in _all_steps(definition)):
+def _is_file(source: str) -> bool:
+    return bool(Path(source).suffix) or Path(source).exists() or "/" in source
+
+
+async def _check(settings: Settings, definitions: list[Definition]) -> None:
+    if any(isinstance(step.config, ToolCallStep) for each in definitions for step in _all_steps(each)):
         async with open_runtime(settings) as runtime:  # the tools are looked up at their servers
-            await runtime.workflows.check(definition)
+            for definition in definitions:
+                await runtime.workflows.check(definition)
         return
-    checker = Checker(
-        configured_guardrails(settings).trial(), settings.environment, max_code_bytes=settings.max_code_bytes
-    )
-    await checker.check(definition)
+    guard = configured_guardrails(settings).trial()
+    for definition in definitions:
+        await Checker(guard, settings.environment, max_code_bytes=settings.max_code_bytes).check(definition)
 
 
 def _all_steps(definition: Definition) -> list[Any]:

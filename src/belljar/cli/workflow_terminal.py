@@ -12,15 +12,19 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from belljar.answers import values_of
 from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.cli.workflow_files import RunFiles
 from belljar.errors import InvalidArgument
 from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings
+from belljar.workflows.definition import Definition
+from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun, RunEvent
 from belljar.workflows.questions import RunQuestion
 from belljar.workflows.views import RunInfo
@@ -34,16 +38,20 @@ Begin = Callable[[Runtime], Awaitable[LiveRun | None]]
 """Starts a run, or goes on with one, in the engine of this process; None if a server drives it."""
 
 
-def drive(settings: Settings, begin: Begin, *, as_json: bool) -> int:
-    """Begin or go on with a run in an engine of this process, follow it, and return the exit status."""
+def drive(settings: Settings, begin: Begin, *, mcp_config: str | None = None, as_json: bool) -> int:
+    """Begin or go on with a run in an engine of this process, follow it, and return the exit status.
+
+    `mcp_config` is the option that the next command for this run needs, too.
+    """
+    options = f" --mcp-config {shlex.quote(str(Path(mcp_config).absolute()))}" if mcp_config else ""
     log_to_stderr(logging.DEBUG if settings.log_level == "DEBUG" else logging.WARNING)
     try:
-        return asyncio.run(_driven(settings, begin, as_json=as_json))
+        return asyncio.run(_driven(settings, begin, options, as_json=as_json))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
 
 
-async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
+async def _driven(settings: Settings, begin: Begin, options: str, *, as_json: bool) -> int:
     await prepare_environment(settings)
     async with open_runtime(settings) as runtime:
         run = await begin(runtime)
@@ -52,39 +60,48 @@ async def _driven(settings: Settings, begin: Begin, *, as_json: bool) -> int:
             return 0
         run.has_output_readers = True
         print(f"run {run.id} of {one_line(run.record.name)}", file=sys.stderr, flush=True)
+        print_notes(run.definition)
+        files = RunFiles(settings, run.record)
         async with _interruptible(runtime, run):
-            await _follow(runtime, run)
+            await _follow(runtime, run, options)
+        await files.save()
         info = runtime.workflows.show(run.id, run.record.principal, most=10_000)
-        _print_end(info, as_json=as_json)
+        _print_end(info, options, as_json=as_json)
         return _status(info)
 
 
-def _print_end(info: RunInfo, *, as_json: bool) -> None:
+def print_notes(definition: Definition) -> None:
+    """Tell what of a workflow's guardrails does less or something else than it says."""
+    for note in guardrail_notes(definition):
+        print(f"note: {one_line(note)}", file=sys.stderr, flush=True)
+
+
+def _print_end(info: RunInfo, options: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(info.model_dump(mode="json"), indent=2))
     elif info.state == "done" and info.result is not None:
         print(info.result if isinstance(info.result, str) else json.dumps(info.result, ensure_ascii=False))
     if info.state == "waiting":
-        _print_questions(info)
+        _print_questions(info, options)
     elif info.state != "done":
         print(f"{info.state}: {indented(info.reason)}", file=sys.stderr)
-        print(f"belljar workflow resume {info.run} goes on from there", file=sys.stderr)
+        print(f"belljar workflow resume {info.run}{options} goes on from there", file=sys.stderr)
 
 
-def _print_questions(info: RunInfo) -> None:
+def _print_questions(info: RunInfo, options: str) -> None:
     for question in info.questions:
         print(f"waits for a person ({question.step}): {indented(question.message)}", file=sys.stderr)
-    print(answer_hint(info), file=sys.stderr, flush=True)
+    print(answer_hint(info, options), file=sys.stderr, flush=True)
 
 
-def answer_hint(info: RunInfo) -> str:
+def answer_hint(info: RunInfo, options: str = "") -> str:
     """Return the command that answers the first question of a run, with the names of its fields."""
     question = info.questions[0]
     properties = question.fields.get("properties")
     names = [*properties][:MAX_FIELDS] if isinstance(properties, dict) else []
     step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
     fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
-    return " ".join(["belljar workflow answer", info.run, *step, *fields, "goes on with it"])
+    return " ".join([f"belljar workflow answer {info.run}{options}", *step, *fields, "goes on with it"])
 
 
 def _status(info: RunInfo) -> int:
@@ -99,7 +116,7 @@ def _status(info: RunInfo) -> int:
             return 1
 
 
-async def _follow(runtime: Runtime, run: LiveRun) -> None:
+async def _follow(runtime: Runtime, run: LiveRun, options: str) -> None:
     """Tell what happens until the run has ended, or asks something that nobody here can answer.
 
     A cell that asks in its middle would end with this process, so its answer is waited for here.
@@ -123,7 +140,7 @@ async def _follow(runtime: Runtime, run: LiveRun) -> None:
                 return
             if shown != (shown := run.number):
                 info = runtime.workflows.show(run.id, run.record.principal)
-                _print_questions(info)
+                _print_questions(info, options)
                 print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
         if run.number == printed and not run.is_over:
             await run.wait_for_change(_LONG_S)

@@ -46,16 +46,26 @@ class SessionRedactor:
     def __init__(
         self, rules: PrivacyRules | None = None, secrets: Secrets | None = None, vault: Vault | None = None
     ) -> None:
-        self.rules = rules or PrivacyRules()
         self.vault = Vault() if vault is None else vault
-        self.detector = Detector(self.rules)
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
-        self.redacts_outputs = bool(self.detector) and self._hides("outputs")
-        """Whether there is anything to look for in the session's own output."""
+        self._obey(rules or PrivacyRules())
         self._token_log: TokenLog | None = None
         self._named: dict[str, str] = {}
         self._looked_at = -math.inf
+
+    def _obey(self, rules: PrivacyRules) -> None:
+        self.rules = rules
+        self.detector = Detector(rules)
+        self.redacts_outputs = bool(self.detector) and self._hides("outputs")
+        """Whether there is anything to look for in the session's own output."""
+
+    def hide_also(self, rules: PrivacyRules) -> None:
+        """Hide from now on what these rules name, too; call it between two cells, as often as you like."""
+        joined = self.rules.joined(rules)
+        if not self._is_in_use or joined != self.rules:
+            self._is_in_use = True
+            self._obey(joined)
 
     def fork(self, numbers: TokenCounter | None = None) -> "SessionRedactor":
         """Return the redactor of a session that goes on from this one's state: the same tokens so far, then its own."""

@@ -79,6 +79,13 @@ class PrivacyRules(_Rules):
     reveal: tuple[Reveal, ...] = ()
     secrets: dict[Annotated[str, AfterValidator(_secret_name)], tuple[ToolPattern, ...]] = {}
 
+    def joined(self, other: "PrivacyRules") -> "PrivacyRules":
+        """Return rules that hide, in every place, what either hides; who gets it back stays as it is here."""
+        hidden = {name: (*getattr(self, name), *getattr(other, name)) for name in ("hide", "fields", "phone_regions")}
+        where = ("tools", "outputs")
+        unique = {name: tuple(dict.fromkeys(values)) for name, values in hidden.items()}
+        return self.model_copy(update={**unique, "where": where})
+
     @property
     def id_names(self) -> tuple[str, ...]:
         """The national ids that are looked for."""

@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     workspace: Annotated[Literal["auto", "on", "off"], towards("on", "auto", "off")] = Field(
         "auto",
         description="Whether sessions have a folder `workspace/` whose files their owner finds in every later session: "
-        "`auto` means where tools of other servers are configured, or `workspace_directory` is set.",
+        "`auto` means where tools of other servers or workflows are configured, or `workspace_directory` is set.",
     )
     workspace_directory: Annotated[str, AfterValidator(absolute_file), NEVER] = Field(
         "",
@@ -589,7 +589,8 @@ class Settings(BaseSettings):
     @property
     def shares_always(self) -> bool:
         """Tell whether sessions have a `workspace/` even if there are no tools."""
-        return self.workspace == "on" or (self.workspace == "auto" and bool(self.workspace_directory))
+        is_used = bool(self.workspace_directory) or self.has_workflows
+        return self.workspace == "on" or (self.workspace == "auto" and is_used)
 
     @property
     def has_workflows(self) -> bool:

@@ -36,6 +36,7 @@ from belljar.surfaces.execution_wait import (
 )
 from belljar.surfaces.resources import NOTEBOOK, as_resource_error
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
+from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.questions import RunQuestion
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
@@ -103,7 +104,7 @@ class WorkflowTools:
         A run outlives this call and the server; no finished step runs twice. Later steps read {{ step.result }}
         (CEL); code reads steps["step"]["result"]. Only a person may answer its questions: ask them.
         """
-        principal = current_principal()
+        principal, notes = current_principal(), list[str]()
         if ctx.request_state is not None:
             run_id = await self._take_answer(ctx)
         elif run_id:
@@ -116,8 +117,8 @@ class WorkflowTools:
             read = partial(library.by_name, name) if name else partial(library.from_text, text)
             parsed = await asyncio.to_thread(read)  # a large text takes seconds
             run = await self._workflows.start(parsed, principal, variables=variables, source=name)
-            run_id = run.id
-        return await self._follow(ctx, run_id, wait_s)
+            run_id, notes = run.id, guardrail_notes(parsed)
+        return await self._follow(ctx, run_id, wait_s, notes)
 
     @refusals_as_results
     async def list_workflows(self) -> Answer:
@@ -160,7 +161,7 @@ class WorkflowTools:
 
     # Following a run
 
-    async def _follow(self, ctx: Ctx, run_id: str, wait_s: float) -> Answer:
+    async def _follow(self, ctx: Ctx, run_id: str, wait_s: float, notes: list[str]) -> Answer:
         """Wait until the run has ended, asks something that the client cannot put to a person, or time is over."""
         principal, deadline = current_principal(), time.monotonic() + offered_wait_s(wait_s)
         sent, reported = 0, 0
@@ -193,7 +194,7 @@ class WorkflowTools:
                 await ctx.report_progress(sent, None, line[:PROGRESS_CHARS])
             # To look at a run takes longer the more steps it has, and one with many takes them quickly.
             await asyncio.sleep(min(1, info.left_out / 10_000))
-        return run_answer(self._workflows.show(run_id, principal))
+        return run_answer(self._workflows.show(run_id, principal).model_copy(update={"notes": notes}))
 
     async def _elicit(self, ctx: Ctx, run_id: str, path: str, question: RunQuestion) -> None:
         session, schema = ctx.request_context.session, question.schema or CONSENT

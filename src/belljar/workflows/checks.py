@@ -32,7 +32,7 @@ from belljar.workflows.definition import (
     ToolCallStep,
     name_problem,
 )
-from belljar.workflows.guardrails import guardrails_problem
+from belljar.workflows.guardrails import MAX_REGIONS, guardrails_problem, hidden_in
 from belljar.workflows.library import reference_of
 from belljar.workflows.questions import schema_problem
 from belljar.workflows.templates import compile_expression, expressions_in, has_expression
@@ -65,6 +65,10 @@ class Checker:
     async def check(self, definition: Definition, given: Iterable[str] = ()) -> None:
         """Raise `WorkflowInvalid` with every problem; `given` are names of variables from outside."""
         await self._definition(definition, given)
+        hidden = None if self.problems else hidden_in(definition)
+        if hidden is not None and len(hidden.phone_regions) > MAX_REGIONS:
+            message = f"the guardrails name {len(hidden.phone_regions)} phone_regions in all"
+            self._add(definition, (*definition.place, "guardrails"), message, f"A run has at most {MAX_REGIONS}")
         if self.problems:
             raise invalid(self.problems)
 

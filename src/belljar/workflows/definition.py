@@ -1,7 +1,7 @@
 """The form of a workflow: the models of its parts, as they are written and as they are run, and its JSON Schema.
 
 `parser.py` makes a definition of a text; `checks.py` checks what names and expressions mean. The keys of the original
-for `retry` are read too.
+for `retry` and `guardrails` are read too.
 """
 
 import keyword
@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from belljar.policy.rules import Policy
+from belljar.workflows import switches
+from belljar.workflows.switches import with_own_rules
 from belljar.workflows.text import LocatedText, Path
 
 MAX_BRANCHES = 16
@@ -102,6 +104,9 @@ class Goto(DefinitionTable):
 OnError = Literal["stop", "skip"] | Goto
 
 
+Guardrails = Annotated[Policy | None, BeforeValidator(with_own_rules)]
+
+
 class StepForm(DefinitionTable):
     """One step, as it is written."""
 
@@ -113,7 +118,7 @@ class StepForm(DefinitionTable):
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="Interrupt its code after this long")
     on_error: OnError = "stop"
     repeat: bool = Field(False, description="Whether it may run again when it is not known how far it came")
-    guardrails: Policy | None = Field(None, description="Rules like those of a policy file, which make it stricter")
+    guardrails: Guardrails = Field(None, description="Rules like those of a policy file, which make it stricter")
 
 
 class WorkflowForm(DefinitionTable):
@@ -125,7 +130,7 @@ class WorkflowForm(DefinitionTable):
     variables: dict[str, Any] = Field({}, description="Names and their first values")
     environment: str = Field("", description="The environment of its session; empty for the configured one")
     save: bool = Field(True, description="Whether variables are saved after each step, so that a resumed run has them")
-    guardrails: Policy | None = Field(None, description="Rules like those of a policy file, which make it stricter")
+    guardrails: Guardrails = Field(None, description="Rules like those of a policy file, which make it stricter")
     steps: RawSteps = Field(min_length=1)
 
 
@@ -347,6 +352,7 @@ def json_schema(types: Mapping[str, StepKind]) -> dict[str, Any]:
     others = {key: definitions["Retry"]["properties"][ours] for key, ours in _RETRY_SYNONYMS.items()}
     attempts = {key: {"type": "integer", "minimum": 1} for key in _ATTEMPT_SYNONYMS}
     definitions["Retry"]["properties"] |= {**others, **attempts}
+    definitions["Policy"]["properties"] |= switches.SCHEMA
     definitions["Step"] = {**step, "allOf": rules, "title": "Step"}
     schema["properties"]["steps"]["items"] = {"$ref": "#/$defs/Step"}
     workflow = {**schema, "title": "Workflow"}

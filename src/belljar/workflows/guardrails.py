@@ -1,23 +1,70 @@
 """The guardrails of workflows and steps: rules in the form of a policy file, which only add to the server's policy.
 
-A call or code has to pass both. What a running session cannot be given later, memory and network, is refused here.
+A call or code has to pass both. Personal data that they name is hidden in the whole run, because a run has one session.
+What a running session cannot be given later, memory and network, is refused here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from operator import concat
 from typing import Any
 
+from pydantic import ValidationError
+
 from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import Policy, PolicyLimits, ToolRule
-from belljar.workflows.definition import Definition, Step, SubWorkflow
+from belljar.privacy.rules import PrivacyRules
+from belljar.workflows import switches
+from belljar.workflows.definition import Definition, Step, StepForm, SubWorkflow, WorkflowForm
 from belljar.workflows.library import reference_of
+from belljar.workflows.text import Path
+
+MAX_REGIONS = 4
+"""The most countries whose telephone numbers a run looks for: each takes a second over 40 kB of nothing but digits."""
+_PRIVACY = ("hide", "phone_regions")
+"""The privacy rules that a workflow may have; which tools get something back is the server's to say."""
 
 
 def guardrails_problem(policy: Policy) -> str:
     """Return what of a workflow's guardrails cannot be obeyed; empty when all can."""
     if policy.limits.model_dump(exclude={"max_execution_time"}, exclude_none=True):
         return "guardrails of a workflow can limit max_execution_time, not memory, GPUs or network"
-    return "guardrails of a workflow have no privacy rules" if policy.privacy else ""
+    if others := [name for name in policy.privacy if name not in _PRIVACY]:
+        return f"privacy rules of a workflow are {', '.join(_PRIVACY)}, not {others[0][:100]!r}"
+    try:
+        PrivacyRules.model_validate(policy.privacy)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        return f"privacy.{fault['loc'][0]}: {fault['msg'].removeprefix('Value error, ')}"[:500]
+    return ""
+
+
+def guardrail_notes(definition: Definition) -> list[str]:
+    """Return, in words, what of the guardrails does less or something else than it says, with its file and line."""
+    found: list[str] = []
+    for place in [definition.place, *(step.place for step in definition.walk())]:
+        table = _at(definition.source.data, place).get("guardrails")
+        found += [str(definition.source.problem((*place, "guardrails"), note)) for note in switches.switch_notes(table)]
+    return [*found, *(note for child in definition.children.values() for note in guardrail_notes(child))]
+
+
+def _at(data: Any, place: Path) -> Mapping[str, Any]:
+    for key in place:
+        data = data[key]
+    return data
+
+
+def hidden_in(definition: Definition) -> PrivacyRules | None:
+    """Return the privacy rules of a run: all that its workflow, steps and sub-workflows name; None for none."""
+    tables = [form.guardrails.privacy for form in _forms(definition) if form.guardrails and form.guardrails.privacy]
+    return reduce(PrivacyRules.joined, map(PrivacyRules.model_validate, tables)) if tables else None
+
+
+def _forms(definition: Definition) -> Iterator[WorkflowForm | StepForm]:
+    yield definition.form
+    yield from (step.form for step in definition.walk())
+    for child in definition.children.values():
+        yield from _forms(child)
 
 
 class StepGuards:
@@ -102,6 +149,6 @@ _MERGES: dict[str, Callable[[Any, Any], Any]] = {
     "tools": _denials_first,
     "code": concat,
     "output": concat,
-    "privacy": lambda _outer, inner: inner,  # refused by `guardrails_problem`, so both are empty
+    "privacy": lambda _outer, inner: inner,  # guards know nothing of it: `hidden_in` collects all of a run
 }
 """How each key of two policies becomes one that is as strict as both."""

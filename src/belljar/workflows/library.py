@@ -14,7 +14,7 @@ from typing import Any
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.toolbox.texts import suggestion
 from belljar.workflows.definition import Definition, StepKind, SubWorkflow
-from belljar.workflows.parser import parse
+from belljar.workflows.parser import names_in, parse
 from belljar.workflows.text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
@@ -67,6 +67,10 @@ class Library:
     def file(self, path: Path, which: str = "") -> Definition:
         """Return the workflow of a file, with its form checked."""
         return self._read(FoundText(_read_file(path), str(path), path.resolve().parent), which)
+
+    def names_in(self, path: Path) -> list[str]:
+        """Return the names of the workflows of a file that has several; empty for a file that is one."""
+        return names_in(read_text(_read_file(path), str(path)))
 
     def from_text(self, text: str) -> Definition:
         """Return the workflow of a text that a client sent, with its form checked."""

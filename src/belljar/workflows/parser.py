@@ -31,6 +31,14 @@ def parse(source: LocatedText, types: Mapping[str, StepKind], which: str = "") -
     return Definition(form.name, form, steps, source, place)
 
 
+def names_in(source: LocatedText) -> list[str]:
+    """Return the names of the workflows in a text that has an outer list; empty for any other text."""
+    data: Any = source.data
+    listed: Any = cast("dict[str, Any]", data).get("workflows") if isinstance(data, dict) else None
+    entries = cast("list[Any]", listed) if isinstance(listed, list) else []
+    return [str(cast("dict[str, Any]", each).get("name")) for each in entries if isinstance(each, dict)]
+
+
 def _select(source: LocatedText, which: str) -> tuple[dict[str, Any], Path]:
     data: Any = source.data
     if not isinstance(data, dict):
@@ -48,7 +56,7 @@ def _select(source: LocatedText, which: str) -> tuple[dict[str, Any], Path]:
     if which and which not in names:
         raise invalid([source.problem(("workflows",), f"there is no workflow {which!r}: there is {', '.join(names)}")])
     if len(entries) > 1 and not which:
-        hint = f"Name one of them: {', '.join(names)}"
+        hint = f"Name one of them, with --name in a command: {', '.join(names)}"
         raise invalid([source.problem(("workflows",), f"there are {len(entries)} workflows in this text", hint)])
     index = names.index(which) if which else 0
     if not isinstance(entries[index], dict):

@@ -18,6 +18,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.inside.expressions import MAX_VALUE_BYTES
 from belljar.models import ExecutionResult
+from belljar.privacy.rules import PrivacyRules
 from belljar.sessions import resumption
 from belljar.sessions.closer import save_variables
 from belljar.sessions.hibernation import loss_text
@@ -43,12 +44,23 @@ def uses_steps(code: str) -> bool:
 class RunSession:
     """One session as a run uses it."""
 
-    def __init__(self, sessions: Registry, principal: str, session_id: str, *, saves: bool, gives_steps: bool) -> None:
+    def __init__(
+        self,
+        sessions: Registry,
+        principal: str,
+        session_id: str,
+        *,
+        saves: bool,
+        gives_steps: bool,
+        hidden: PrivacyRules | None = None,
+    ) -> None:
         self.id = session_id
         self._sessions = sessions
         self._principal = principal
         self._saves = saves
         self._gives_steps = gives_steps
+        self._hidden = hidden
+        """What the guardrails of the workflow hide, beside what the policy does."""
         self._variables: dict[str, Any] = {}
         """Variables of the workflow that the session's Python does not have yet."""
         self._steps: dict[str, Any] = {}
@@ -64,7 +76,12 @@ class RunSession:
     def branch(self, session_id: str) -> "RunSession":
         """Return the session of a branch, which was forked from this one."""
         branch = RunSession(
-            self._sessions, self._principal, session_id, saves=self._saves, gives_steps=self._gives_steps
+            self._sessions,
+            self._principal,
+            session_id,
+            saves=self._saves,
+            gives_steps=self._gives_steps,
+            hidden=self._hidden,
         )
         branch._variables, branch._steps, branch._has_steps = dict(self._variables), dict(self._steps), self._has_steps
         branch.is_restored = True
@@ -113,6 +130,8 @@ class RunSession:
     async def reach(self) -> Session:
         """Return the session, awake, with the variables of the finished steps."""
         session = await self._awake()
+        if self._hidden is not None:
+            session.redactor.hide_also(self._hidden)
         self._restore(session)
         return session
 
@@ -163,7 +182,7 @@ class RunSession:
         if report is None:
             return "its variables could not be saved, a resumed run will lack them"
         self._forget_older(execution_id)
-        return "; ".join(f"not kept: {loss_text(loss)}" for loss in report.lost[:20])
+        return "; ".join(f"a resumed run lacks the variable {loss_text(loss)}" for loss in report.lost[:20])
 
     def saved(self) -> set[str]:
         """Return the executions after which variables are on disk."""

@@ -62,6 +62,8 @@ class RunInfo(Model):
     steps: list[StepInfo] = Field(default_factory=list[StepInfo])
     left_out: int = 0
     """How many steps are not listed."""
+    notes: list[str] = Field(default_factory=list[str])
+    """What of the workflow's guardrails does less or something else than it says; told once, as it begins."""
 
 
 class WorkflowInfo(Model):
@@ -152,6 +154,7 @@ def _step_info(step: StepRecord) -> StepInfo:
 def run_text(info: RunInfo) -> str:
     """Return a run as a model or a person reads it, with what can be done next."""
     lines = [f"run {info.run} of {info.name}: {info.state}{f' ({info.reason})' if info.reason else ''}"]
+    lines += [f"Note: {note}" for note in info.notes]
     if info.left_out:
         lines.append(f"  … {info.left_out} earlier steps: run://{info.run} has the latest")
     lines += [f"  {_step_line(step)}" for step in info.steps]

@@ -25,6 +25,7 @@ from belljar.sessions.session import Session, iso
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind
+from belljar.workflows.guardrails import hidden_in
 from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, Released, StopRun
@@ -196,6 +197,7 @@ class Workflows:
             record.session_id,
             saves=run.definition.form.save,
             gives_steps=_gives_steps(run.definition),
+            hidden=hidden_in(run.definition),
         )
         interpreter = RunInterpreter(
             run, self._sessions, self._toolbox, self.library.types, reruns_failed=reruns_failed
