@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from belljar.cli import container
+from belljar.cli import container, doctor
 from belljar.cli.container import choose_sandbox, is_spoken_to, listening_flags
+from belljar.cli.findings import HostFinding
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import Settings, load_settings
@@ -88,6 +89,25 @@ def test_where_nothing_seals_sessions_off_only_the_container_of_one_owner_will_d
     # Who asks for no isolation gets none.
     monkeypatch.setenv("BELLJAR_SANDBOX", "process")
     assert choose_sandbox(load_settings()) == "process"
+
+
+def test_doctor_examines_in_our_image_what_its_start_would_choose(
+    belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "ask_checks", lambda _: [HostCheck("namespaces", False, "refused")])
+    monkeypatch.setenv("container", "oci")
+    examined: list[str] = []
+
+    def examine(settings: Settings) -> list[HostFinding]:
+        examined.append(settings.sandbox)
+        return []
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert belljar("doctor").code == 0
+    # Between several owners the container is no wall, and its start is refused.
+    monkeypatch.setenv("BELLJAR_API_KEYS", "ada:secret-of-ada,bob:secret-of-bob")
+    belljar("doctor")
+    assert examined == ["process", "namespace"]
 
 
 def test_the_rules_for_engines_are_those_in_the_kit(belljar: Run) -> None:

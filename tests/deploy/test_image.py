@@ -151,7 +151,7 @@ async def test_docker_run_p_listens_with_a_key_that_it_shows(image: str) -> None
         (key,) = re.findall(r"Authorization: Bearer (\S+)", said)
         assert "sandbox: namespace" in said
         # Not the wildcard, which the guard refuses.
-        assert f"belljar serves MCP at {url.replace('127.0.0.1', 'localhost')} (with -p PORT:" in said
+        assert f"belljar serves MCP at {url.replace('127.0.0.1', 'localhost')} (with `-p PORT:" in said
         async with httpx2.AsyncClient(timeout=60) as nobody:
             body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
             assert (await nobody.post(url, json=body)).status_code == 401

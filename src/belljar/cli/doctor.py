@@ -5,6 +5,7 @@ and environments are in their own packages; this module runs them and prints the
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import shutil
@@ -25,13 +26,14 @@ from belljar.distribution import DISTRIBUTION, foreign_belljar
 from belljar.environments import check_environments
 from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.journal.damage import SALVAGE_HINT, FileCheck
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
+from belljar.sandboxes.data_path import is_in_image
 from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
 from belljar.settings import Settings, load_command_settings, parse_key
@@ -58,7 +60,15 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print the find
     Looks at the sandbox, environments, an Azure pool, the toolbox's servers and the policy, hits every limit of a
     session, and forks one; exits with 1 if something that the settings need fails.
     """
-    findings = list(examine(load_command_settings()))
+    settings = load_command_settings()
+    if is_in_image():
+        # Imported here, because it brings the whole server along.
+        from belljar.cli.container import choose_sandbox
+
+        # Its start chooses the sandbox; where it would refuse to, the checks of the one that is set say why.
+        with contextlib.suppress(SandboxUnavailable):
+            settings = load_command_settings({"sandbox": choose_sandbox(settings)})
+    findings = list(examine(settings))
     raise typer.Exit(print_findings(findings, as_json=as_json))
 
 

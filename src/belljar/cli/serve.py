@@ -21,7 +21,7 @@ from belljar import logs
 from belljar.environments import prepare
 from belljar.executions.admission import descriptor_limit, most_sessions
 from belljar.runtime import Runtime, open_runtime
-from belljar.sandboxes.data_path import is_in_container
+from belljar.sandboxes.data_path import is_in_image
 from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor.choices import from_variables
@@ -196,7 +196,8 @@ def _tell_ready(runtime: Runtime, console: "ServedConsole | None", listening: st
     if console is not None:
         # A link is for whoever started the server and looks at it; a file or a service's log gets none.
         link = console.link().link if sys.stderr.isatty() else ""
-        how = "opens once, within 10 minutes" if link else "`belljar console` opens it"
+        command = "docker exec CONTAINER belljar console" if is_in_image() else "belljar console"
+        how = "opens once, within 10 minutes" if link else f"`{command}` opens it"
         print(f"the console is at {link or url + '/console'} ({how})", file=sys.stderr, flush=True)
 
 
@@ -204,9 +205,9 @@ def _about_address(settings: Settings, url: str, listening: str) -> str:
     """Return what is to be said with the address that people are told, where it is not the one we listen at."""
     if url == listening:
         return ""
-    if settings.public_url or not is_in_container():
+    if settings.public_url or not is_in_image():
         return f" (it listens at {listening})"
-    return f" (with -p PORT:{urlsplit(listening).port} at that PORT; BELLJAR_PUBLIC_URL has the right one told)"
+    return f" (with `-p PORT:{urlsplit(listening).port}` it is that PORT outside: name it with BELLJAR_PUBLIC_URL)"
 
 
 @contextmanager

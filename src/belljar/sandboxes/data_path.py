@@ -30,9 +30,14 @@ def is_in_container() -> bool:
     return _VARIABLE in os.environ or any(os.path.exists(mark) for mark in _MARKS)  # noqa: PTH110 - as short
 
 
+def is_in_image() -> bool:
+    """Tell whether this is a container of our own image, which people look at from outside."""
+    return os.environ.get(_VARIABLE) == _IMAGE
+
+
 def container_note(path: Path) -> str:
     """Return what is to be said with a path that people are told: in our image it is not theirs; elsewhere nothing."""
-    if os.environ.get(_VARIABLE) != _IMAGE:
+    if not is_in_image():
         return ""
     is_mounted = any(place.is_mount() for place in (path, *path.parents) if place != place.parent)
     if is_mounted:
