@@ -104,6 +104,8 @@ _GROUP = re.compile(r"\d+")
 _DIGITS = re.compile(r"\d")
 _DECIMAL = re.compile(r"(?<![\d.+(])(?:0|[1-9]\d*)\.\d+(?![\d.])")
 _FEWEST_IN_PHONE, _MAX_IN_PHONE = 6, 15
+_ENOUGH_DIGITS = re.compile(rf"(?:\D*+\d){{{_FEWEST_IN_PHONE}}}")
+"""Matches where there are as many; unlike a count of them, it takes no longer for four million digits."""
 
 
 class PhoneFinder:
@@ -122,7 +124,7 @@ class PhoneFinder:
             return
         # Decimal numbers are masked, because tables of them take the matcher longest, 80 µs a number.
         without = _DECIMAL.sub(lambda decimal: MASK * len(decimal.group()), text)
-        if len(_DIGITS.findall(without)) >= _FEWEST_IN_PHONE:
+        if _ENOUGH_DIGITS.match(without):
             for region in self._regions:
                 for match in self._library.PhoneNumberMatcher(without, region):
                     yield Span(match.start, match.end, PHONE)
@@ -130,7 +132,7 @@ class PhoneFinder:
     def _international(self, text: str) -> Iterator[Span]:
         for plus in _PLUS.finditer(text):
             run = _BEHIND_PLUS.match(text, plus.start())
-            if run is None or len(_DIGITS.findall(run.group())) < _FEWEST_IN_PHONE:
+            if run is None or not _ENOUGH_DIGITS.match(run.group()):
                 continue
             ends = [group.end() for group in _GROUP.finditer(text, run.start(), run.end())]
             end = next((end for end in reversed(ends) if self._is_number(text[run.start() : end])), None)
