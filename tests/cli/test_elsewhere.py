@@ -192,7 +192,10 @@ def test_serve_starts_the_container_and_passes_settings_and_files_on(elsewhere: 
     assert "-p 127.0.0.1:9000:8000 -e BELLJAR_HTTP=0.0.0.0:8000" in served
     # Only we know at which address people reach it.
     assert "-e BELLJAR_PUBLIC_URL=http://127.0.0.1:9000" in served
-    assert "-e BELLJAR_PUBLIC_URL=http://localhost:9000" in elsewhere.run("serve", "--http", "0.0.0.0:9000").out
+    for wildcard in ("0.0.0.0", "[::]"):
+        told = elsewhere.run("serve", "--http", f"{wildcard}:9000").out
+        assert f"-p {wildcard}:9000:8000" in told
+        assert "-e BELLJAR_PUBLIC_URL=http://localhost:9000" in told
     named = elsewhere.run("serve", "--http", ":9000", BELLJAR_PUBLIC_URL="https://jar.example.org").out
     assert "-e BELLJAR_PUBLIC_URL " in named
     assert "BELLJAR_PUBLIC_URL=" not in named

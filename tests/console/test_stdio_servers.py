@@ -21,13 +21,13 @@ pytestmark = pytest.mark.anyio
 
 @contextmanager
 def console_process(folder: Path) -> Generator[str]:
-    """`belljar console` until the block ends, and the link that it printed."""
+    """`belljar console`, as in our image, until the block ends, and the link that it printed."""
     with subprocess.Popen(
         [sys.executable, "-m", "belljar", "console", "--no-open", "--data-directory", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=variables(folder),
+        env={**variables(folder), "container": "oci"},
         cwd=folder,
     ) as process:
         assert process.stdout is not None
@@ -37,7 +37,9 @@ def console_process(folder: Path) -> Generator[str]:
             process.send_signal(signal.SIGINT)
             process.wait(20)
             assert process.stderr is not None
-            assert "Traceback" not in process.stderr.read()
+            said = process.stderr.read()
+            assert "Traceback" not in said
+            assert "reached in this container only" in said
 
 
 async def test_one_console_shows_the_sessions_of_all_servers(default_environment: Environment, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from belljar import ipc
 from belljar.attachments.messages import ConsoleLink, ConsoleRequest
 from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
 from belljar.errors import EngineError, SettingsError
+from belljar.sandboxes.data_path import is_in_image
 from belljar.settings import Settings, load_command_settings
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -68,6 +69,8 @@ async def _serve(settings: Settings, *, opens: bool) -> None:
     def on_ready(url: str) -> None:
         console.url = url
         print("serving the console until Ctrl-C; the link opens once, within 10 minutes", file=sys.stderr)
+        if is_in_image():
+            print("it is reached in this container only; a server over HTTP has one for outside", file=sys.stderr)
         _show(console.link().link, opens=opens)
 
     await serve_http(app, "127.0.0.1", 0, on_ready=on_ready, log_level="WARNING")

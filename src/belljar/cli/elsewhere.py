@@ -22,6 +22,7 @@ from belljar.settings import Settings, load_command_settings
 
 _ANSWER_S = 20.0
 _PORT = 8000
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - which nobody can reach by that name
 _FILES = "/files"
 """Where files of this machine that settings name are seen in the container."""
 _HERE_ONLY = ("BELLJAR_DATA_DIRECTORY", "BELLJAR_CONTAINER_IMAGE", "BELLJAR_HTTP", "BELLJAR_DOWNLOAD_DIRECTORY")
@@ -59,7 +60,9 @@ def serve_command(
         options += ["-p", f"{address}:{_PORT}", "-e", f"BELLJAR_HTTP=0.0.0.0:{_PORT}"]
         if not os.environ.get("BELLJAR_PUBLIC_URL"):
             # The server cannot know at which address of this machine it is reached.
-            options += ["-e", f"BELLJAR_PUBLIC_URL=http://{address.replace('0.0.0.0', 'localhost')}"]  # noqa: S104
+            host, _, port = address.rpartition(":")
+            name = "localhost" if host in _WILDCARDS else host
+            options += ["-e", f"BELLJAR_PUBLIC_URL=http://{name}:{port}"]
     raise typer.Exit(_start([*_forwarded(), *options], ["container"]))
 
 
