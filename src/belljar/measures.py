@@ -111,7 +111,7 @@ refusals = Counter(
     ("kind",),
     ("egress", "admission", "auth", "host"),
 )
-journal_failures = Counter("belljar_journal_failures", "Transactions that the journal could not write")
+journal_failures = Counter("belljar_journal_failures", "Times that the journal could not be written")
 outputs_dropped = Counter("belljar_outputs_dropped", "Executions whose output was dropped to keep within journal_mb")
 
 COUNTERS: Final = (

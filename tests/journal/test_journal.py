@@ -15,7 +15,7 @@ from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, open_journ
 from belljar.journal.schema import VERSION, version_of
 from belljar.journal.session_records import SessionRecords, iso_ms
 from belljar.models import ExecutionResult, OutputEvent
-from waiting import until
+from waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.anyio
 
@@ -131,6 +131,40 @@ async def test_a_lock_holds_up_one_write_and_not_every_one(journal: Journal, pat
         finish(journal, "one", 199)
         assert tried.count("BEGIN IMMEDIATE") == 1
     assert await written(path, "one") == [*range(1, 200)]
+
+
+async def test_writers_take_turns_without_a_word_in_the_log(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TOLD_S", DEADLINE_S)  # a busy machine is no fault of theirs
+    for turn in ("one", "two", "three"):
+        with locked(path):
+            submit(journal, turn)
+            say(journal, turn, 1, 2)
+            finish(journal, turn, 2)
+            assert journal.is_failing
+        assert await written(path, turn) == [1, 2]
+        await until(lambda: not journal.is_failing)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+async def test_a_lock_that_lasts_is_an_error_in_the_log_once_and_so_is_its_end(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TOLD_S", 0.2)
+    with locked(path):
+        submit(journal, "one")
+        assert caplog.records == []
+        await until(lambda: caplog.records)
+        say(journal, "one", 1, 2)
+        finish(journal, "one", 2)
+    assert await written(path, "one") == [1, 2]
+    await until(lambda: not journal.is_failing)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert told == [
+        ("ERROR", "the journal cannot be written, so executions wait in memory to be kept: database is locked"),
+        ("WARNING", "the journal can be written again, and nothing that waited is lost"),
+    ]
 
 
 async def test_what_waits_at_the_end_is_still_written(anyio_backend: str, path: Path) -> None:

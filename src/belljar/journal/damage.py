@@ -25,7 +25,7 @@ START_S = 1.0
 INTERVAL_S = 3600.0
 _STOP_S = 0.05
 _CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_PRIMARY = 0xFF
+PRIMARY_CODE = 0xFF
 SALVAGE_HINT = (
     "Stop the servers of its data directory and run `belljar journal salvage`: it recovers what can be read and keeps "
     "the damaged file beside"
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether SQLite says that the file is malformed, and not that it is locked or its disk full."""
-    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY in _CODES
+    return getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in _CODES
 
 
 def damaged(reason: str) -> JournalDamaged:
@@ -103,7 +103,7 @@ class FileCheck:
         except sqlite3.Error as error:
             if is_damage(error):
                 return Finding(str(error))
-            if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_INTERRUPT:
+            if getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE == sqlite3.SQLITE_INTERRUPT:
                 return Finding("", is_complete=False)
             raise
         # Its first line names the database, which is always the same.

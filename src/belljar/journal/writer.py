@@ -8,6 +8,7 @@ not blocked.
 import asyncio
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +16,15 @@ from typing import Any, NamedTuple
 
 from belljar import measures
 from belljar.errors import Busy
-from belljar.journal.damage import damaged, is_damage
+from belljar.journal.damage import PRIMARY_CODE, damaged, is_damage
 
 COMMIT_S = 0.05
 # How long the event loop waits for another server's transaction, which lasts no longer than COMMIT_S.
 BUSY_S = 0.1
 # The same when the writer closes, because there is no later retry and no other work to delay.
 LAST_BUSY_S = 5.0
+# Servers that share the file take turns, and whoever trims it holds it longer: a lock that lasts is told, and no other.
+LOCK_TOLD_S = 1.0
 RETRY_S = 0.05
 MAX_RETRY_S = 1.0
 MAX_WAITING_BYTES = 32 * 1024 * 1024
@@ -60,6 +63,9 @@ class JournalWriter:
         self._waiting: deque[JournalChange] = deque()
         self._waiting_bytes = 0
         self._retry_s = RETRY_S
+        self._waiting_since = 0.0
+        self._is_told = False
+        """Whether the log says that changes wait."""
         self.damage = ""
         """What is wrong with the file, once it was found malformed."""
 
@@ -175,10 +181,8 @@ class JournalWriter:
 
     def _postpone(self, error: sqlite3.Error, *changes: JournalChange) -> None:
         """Move all changes of a failed transaction, and those given, to the waiting ones, and schedule a retry."""
-        measures.journal_failures.add()
-        self._look_for_damage(error)
-        if not self.damage:
-            log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
+        self._waiting_since = time.monotonic()
+        self._tell(error)
         with suppress(sqlite3.Error):
             self._connection.rollback()
         for change in (*self._made, *changes):
@@ -186,6 +190,17 @@ class JournalWriter:
         self._made.clear()
         self._connection.execute("PRAGMA busy_timeout = 0")
         self._schedule(self._retry_s, self._retry)
+
+    def _tell(self, error: sqlite3.Error) -> None:
+        """Log once that changes wait, and count it, unless all that is wrong is a lock of a moment."""
+        self._look_for_damage(error)
+        is_moment = _is_lock(error) and time.monotonic() - self._waiting_since < LOCK_TOLD_S
+        if self._is_told or is_moment:
+            return
+        self._is_told = True
+        measures.journal_failures.add()
+        if not self.damage:
+            log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
 
     def _look_for_damage(self, error: sqlite3.Error) -> None:
         if is_damage(error):
@@ -210,7 +225,9 @@ class JournalWriter:
         if not self._waiting:
             self._retry_s = RETRY_S
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
-            log.warning("the journal can be written again, and nothing that waited is lost")
+            if self._is_told:
+                log.warning("the journal can be written again, and nothing that waited is lost")
+            self._is_told = False
             return
         self._retry_s = 0.0 if is_written else min(MAX_RETRY_S, max(RETRY_S, 2 * self._retry_s))
         self._schedule(self._retry_s, self._retry)
@@ -231,7 +248,7 @@ class JournalWriter:
                 written_bytes += change.size_bytes
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            self._look_for_damage(error)
+            self._tell(error)
             with suppress(sqlite3.Error):
                 self._connection.rollback()
             return False
@@ -256,6 +273,10 @@ class JournalWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _is_lock(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _report_invalid(error: sqlite3.Error) -> None:
