@@ -15,6 +15,7 @@ from mcp.types import (
     CallToolResult,
     ContentBlock,
     ImageContent,
+    Implementation,
     ResourceLink,
     TextContent,
     TextResourceContents,
@@ -29,6 +30,8 @@ from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import BelljarServer, build_http_app, build_server
 
 LEGACY, MODERN = "legacy", "2026-07-28"
+NAMED = Implementation(name="some-agent", version="1")
+"""A client that says which one it is; those that do not are sent less beside the text."""
 ERAS = [LEGACY, MODERN]
 # A cell that says where it is and then goes on only when the test lets it.
 HELD = "import os, time\nprint('held', flush=True)\nwhile not os.path.exists({name!r}): time.sleep(0.005)\n"
@@ -144,7 +147,7 @@ def built_server(runtime: Runtime) -> BelljarServer:
 @asynccontextmanager
 async def connected(runtime: Runtime, era: str = MODERN, **options: Any) -> AsyncGenerator[Caller]:
     """A client of the server over this runtime, in memory."""
-    async with Client(built_server(runtime), mode=era, **options) as client:
+    async with Client(built_server(runtime), mode=era, **{"client_info": NAMED, **options}) as client:
         yield Caller(client)
 
 

@@ -50,14 +50,49 @@ def mimes(result: ExecutionResult) -> list[str]:
 # matplotlib
 
 
-async def test_clients_that_drop_pictures_beside_fields_get_no_fields(runtime: Runtime, shared_session: str):
-    for name, has_fields in (("claude-code", False), ("codex-mcp-client", False), ("some-agent", True)):
-        info = Implementation(name=name, version="1")
-        for era in ERAS:
-            async with connected(runtime, era, client_info=info) as caller:
-                answer = await caller.call("execute_code", code=PNG, session_id=shared_session)
-                assert len(images(answer)) == 1
-                assert (answer.structured_content is not None) == has_fields, name
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    ("name", "has_fields", "has_links"),
+    [
+        ("claude-code", False, True),
+        ("codex-mcp-client", False, True),
+        ("some-agent", True, True),
+        ("fastmcp", True, True),
+        ("mcp-inspector", True, True),
+        ("mcp", False, False),
+        ("", False, False),
+    ],
+)
+async def test_every_client_gets_the_picture_and_those_that_may_drop_it_no_fields_beside_it(
+    runtime: Runtime, shared_session: str, era: str, name: str, has_fields: bool, has_links: bool
+):
+    """Frameworks call themselves `mcp`: they prefer fields to pictures, or have their model fetch a link."""
+    async with connected(runtime, era, client_info=Implementation(name=name, version="1")) as caller:
+        code = f"{PNG}\nfor name in ('a.csv', 'b.png'): open(name, 'w').close()"
+        answer = await caller.call("execute_code", code=code, session_id=shared_session)
+        assert len(images(answer)) == 1
+        assert picture(images(answer)[0].data).size == (1, 1)
+        fields = json.dumps(answer.structured_content)
+        assert (answer.structured_content is not None) == has_fields
+        assert PIXEL[:20] not in fields
+        assert len(links(answer)) == (2 if has_links else 0)
+        for file in ("a.csv", "b.png"):
+            uri = f"kernel://{shared_session}/{file}"
+            assert uri in text_of(answer)
+            assert (uri in fields) == has_fields
+        plain = await caller.call("execute_code", code="1 + 1", session_id=shared_session)
+        assert plain.structured_content is not None
+        whole = await caller.whole("execute_code", code=PNG, session_id=shared_session)
+        assert (whole.structured_content or {})["displays"][0]["mime"] == "image/png"
+
+
+async def test_what_fields_say_of_a_figure_is_where_it_is_found(caller: Caller, shared_session: str):
+    answer = await caller.call("execute_code", code=PLOT.format(last=7), session_id=shared_session)
+    assert answer.structured_content is not None
+    (display,) = answer.structured_content["displays"]
+    assert display["file"] in [file["uri"] for file in answer.structured_content["files"]]
+    for uri in (display["uri"], display["file"]):
+        assert (await caller.read(uri)).mime_type == "image/png"
 
 
 @pytest.mark.parametrize(

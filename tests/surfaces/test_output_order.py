@@ -48,7 +48,7 @@ async def lines_of(caller: Caller, code: str, session_id: str) -> list[str]:
 def read(answer: CallToolResult) -> list[str]:
     """The text without its footer, and without addresses."""
     body = text_of(answer).partition("\n\n[")[0]
-    return re.sub(r"execution://\S+?(?=\]|\s)", "URI", body).splitlines()
+    return re.sub(r"(?:execution|kernel)://\S+?(?=\]|\s)", "URI", body).splitlines()
 
 
 async def test_prints_displays_and_the_value_come_in_their_order(caller: Caller, session_id: str) -> None:

@@ -455,7 +455,8 @@ async def test_output_says_which_files_were_created(caller: Caller, shared_sessi
     async def told(code: str) -> list[str]:
         answer = await caller.call("execute_code", code=code, session_id=shared_session)
         assert "File created" not in text_of(answer), "there it stands under Files:"
-        return (answer.structured_content or {})["output"]
+        assert answer.structured_content is not None
+        return answer.structured_content["output"]
 
     save = "print('saved')\nwith open('told.csv', '{}') as file: print('a,b', file=file)"
     assert await told(save.format("w")) == ["saved\n", "File created: told.csv (text/csv, 4 bytes)"]

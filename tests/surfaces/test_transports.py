@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from calls import ERAS, MODERN, Caller, held, images, links, text_of
+from calls import ERAS, MODERN, NAMED, Caller, held, images, links, text_of
 from mcp import Client
 from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, ElicitResult
 from wires import opened_wire, tool_call
@@ -59,7 +59,7 @@ async def client_over(
     transport: str, environment: Environment, folder: Path, url: str, era: str, **options: Any
 ) -> AsyncGenerator[Caller]:
     server = stdio_server(environment, folder, **COLD) if transport == "stdio" else url
-    async with Client(server, mode=era, **options) as client:
+    async with Client(server, mode=era, client_info=NAMED, **options) as client:
         yield Caller(client)
 
 

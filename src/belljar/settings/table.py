@@ -559,7 +559,7 @@ class Settings(BaseSettings):
     structured: Annotated[Literal["auto", "always", "never"], NEVER] = Field(
         "auto",
         description="Whether answers carry `structuredContent`: `auto` leaves it out beside images, for clients that "
-        "are known to drop images then.",
+        "drop images then or cannot be told apart.",
     )
     tool_result_bytes: Annotated[int, LOWER] = Field(
         4 * MEBIBYTE,

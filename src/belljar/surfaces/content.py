@@ -1,8 +1,8 @@
 """Execution results as MCP content blocks: one text that a model can act on, pictures, and links to the rest.
 
 Several clients drop images, or the text, when `structuredContent` is present. So the text block says everything that a
-model needs, URIs included, and clients that are known to drop images get structured content only where there are none,
-unless the settings or the caller ask for it.
+model needs, URIs included. Clients that are known to drop images, and those that cannot be told apart, get structured
+content only where there are none, unless the settings or the caller ask for it; it never holds the bytes of an image.
 """
 
 import base64
@@ -40,6 +40,12 @@ ALWAYS_TOLD, OF_FAILURES = ("result", "sequence"), ("error", "traceback")
 """Fields of a result with a default that programs are told all the same; some only of cells that failed."""
 DROPPERS = ("claude-code", "codex", "opencode", "openclaw")
 """How the names of clients begin that drop pictures where there is structured content."""
+NO_NAMES = ("", "mcp")
+"""What clients call themselves that cannot be told apart: nothing, or the Python SDK's default, as most frameworks do.
+
+Microsoft's agent-framework drops everything beside structured content, and LangChain passes a link on to the model as a
+picture or a file to fetch, which fails. So they get pictures without structured content, and links in the text alone.
+"""
 _CALL_STATES = {
     "started": "unfinished",
     "cancelled": "unfinished",
@@ -56,6 +62,7 @@ def execution_blocks(
     image_budget_bytes: int,
     structured: Structured,
     is_whole: bool = False,
+    has_links: bool = True,
     failures_are_errors: bool = True,
     has_checkpoint: bool = False,
     names_session: bool = True,
@@ -63,16 +70,17 @@ def execution_blocks(
 ) -> CallToolResult:
     """Return the answer of `execute_code` and `get_execution`.
 
-    `is_whole` says whether the fields have everything, as programs ask for it, `has_checkpoint` whether the session can
-    be rewound to the state before the execution, `names_session` whether the text has its id, which a caller that
-    passed it need not read again, `advice` which call comes next.
+    `is_whole` says whether the fields have everything, as programs ask for it, `has_links` whether files come as links
+    beside the text too, `has_checkpoint` whether the session can be rewound to the state before the execution,
+    `names_session` whether the text has its id, which a caller that passed it need not read again, `advice` which call
+    comes next.
     """
     media = dict(media_blocks(result, read_display, image_budget_bytes))
     if result.status == "running":
         result = result.model_copy(update={"next": _next_call(result)})
     links = [
         ResourceLink(type="resource_link", uri=file.uri, name=file.name, mime_type=file.mime_type, size=file.size)
-        for file in _files_of_code(result)[:MAX_LINKS]
+        for file in _files_of_code(result)[: MAX_LINKS if has_links else 0]
     ]
     is_structured = structured == "always" or (structured == "auto" and not media)
     text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
@@ -350,16 +358,20 @@ def _base64(content: bytes) -> str:
 def asked_structure(ctx: Context[Any, Any], default: Structured) -> Structured:
     """Return what the request's `_meta` asks for beside text, or the default; our own client asks for everything.
 
-    `auto` is left to clients that are known to drop pictures; all others can be sent both.
+    `auto` is left to clients that drop pictures, or may do so; all others can be sent both.
     """
     asked = _meta(ctx).get("belljar/structured")
     wanted = asked if asked in ("auto", "always", "never") else default
-    return "always" if wanted == "auto" and not _drops_pictures(ctx) else wanted
+    return "always" if wanted == "auto" and not _may_drop_pictures(ctx) else wanted
 
 
-def _drops_pictures(ctx: Context[Any, Any]) -> bool:
-    client = ctx.request_context.session.client_params
-    return client is not None and client.client_info.name.lower().startswith(DROPPERS)
+def _may_drop_pictures(ctx: Context[Any, Any]) -> bool:
+    return not takes_links(ctx) or client_name(ctx).lower().startswith(DROPPERS)
+
+
+def takes_links(ctx: Context[Any, Any]) -> bool:
+    """Return whether the client can be sent links beside the text, because it says which one it is."""
+    return client_name(ctx).lower() not in NO_NAMES
 
 
 def client_name(ctx: Context[Any, Any]) -> str:

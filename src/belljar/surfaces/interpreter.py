@@ -24,6 +24,7 @@ from belljar.surfaces.content import (
     error_field,
     execution_blocks,
     model_blocks,
+    takes_links,
     wants,
 )
 from belljar.surfaces.execution_wait import (
@@ -350,6 +351,7 @@ class InterpreterSurface:
             image_budget_bytes=self._settings.image_budget_bytes,
             structured=asked_structure(ctx, self._settings.structured),
             is_whole=wants(ctx, "belljar/structured", "always"),
+            has_links=takes_links(ctx),
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
             names_session=names_session,

@@ -30,9 +30,7 @@ class InterpreterResources:
     def register(self, server: MCPServer[Any]) -> None:
         """Add every template to a server."""
         server.resource("kernel://{session_id}/{+path}", name="file", description="A file of a session")(self.file)
-        server.resource(
-            "execution://{execution_id}/displays/{name}", name="display", description="A figure or page a cell showed"
-        )(self.display)
+        self.register_displays(server)
         server.resource(
             "execution://{execution_id}/output{?offset,limit}",
             name="output",
@@ -45,6 +43,12 @@ class InterpreterResources:
             description="Everything a session ran, as an .ipynb",
             mime_type=NOTEBOOK,
         )(self.notebook)
+
+    def register_displays(self, server: MCPServer[Any]) -> None:
+        """Add the template of figures and pages to a server."""
+        server.resource(
+            "execution://{execution_id}/displays/{name}", name="display", description="A figure or page a cell showed"
+        )(self.display)
 
     async def file(self, session_id: str, path: str) -> str | bytes:
         """Return a file's content: text for text, JSON and XML, else bytes."""

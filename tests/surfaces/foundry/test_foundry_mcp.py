@@ -1,5 +1,6 @@
 """The surface over MCP: for clients of the SDK, and in the plain dialect of the platform's tutorials."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from calls import ERAS, blocks, images, text_of
 from data_plane import KEY, OTHER_KEY, Plane
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import TextContent
+from mcp.types import Implementation, TextContent
 
 from belljar.runtime import Runtime
 
@@ -150,7 +151,17 @@ async def test_a_client_of_the_sdk_sees_the_same_tools_and_pictures(endpoint: st
             arguments = {"environmentId": environment, "pythonCode": FIGURE}
             figure = await client.call_tool("runPythonCodeInRemoteEnvironment", arguments)
             assert len(images(figure)) == 1
+            assert base64.b64decode(images(figure)[0].data).startswith(b"\x89PNG")
             assert "base64" not in text_of(figure)
+            told = json.loads(text_of(figure))
+            assert told["executionResult"] == {"type": "image", "format": "png"}
+            (uri,) = told["figures"]
+            (content,) = (await client.read_resource(uri)).contents
+            assert content.mime_type == "image/png"
+            both = {**arguments, "pythonCode": f"{FIGURE}\nplt.show()\nplt.plot([2, 1])\nplt.show()\n42"}
+            both = await client.call_tool("runPythonCodeInRemoteEnvironment", both)
+            assert len(images(both)) == 2, "figures beside a value are shown too"
+            assert json.loads(text_of(both))["executionResult"] == 42
             failed = await client.call_tool(
                 "runPythonCodeInRemoteEnvironment", {"environmentId": environment, "pythonCode": "1 / 0"}
             )
@@ -163,6 +174,26 @@ async def test_a_client_of_the_sdk_sees_the_same_tools_and_pictures(endpoint: st
             assert "Environment not found: never-launched" in blocks(gone, TextContent)[0].text
     rest = Plane(plane.client, environment)
     assert (await rest.execute("plt.__name__"))["result"]["executionResult"] == "matplotlib.pyplot"
+
+
+@pytest.mark.parametrize(("name", "has_fields"), [("mcp", False), ("", False), ("codex", False), ("some-agent", True)])
+async def test_the_bytes_of_a_figure_are_in_its_block_alone(endpoint: str, name: str, has_fields: bool) -> None:
+    info = Implementation(name=name, version="1")
+    async with (
+        httpx.AsyncClient(headers={"x-ms-apikey": KEY}, timeout=60) as http,
+        Client(streamable_http_client(endpoint, http_client=http), client_info=info) as client,
+    ):
+        launched = await client.call_tool("launchShell", {})
+        assert launched.structured_content is not None
+        arguments = {**launched.structured_content, "pythonCode": FIGURE}
+        tool = "runPythonCodeInRemoteEnvironment"
+        asked = await client.call_tool(tool, arguments, meta={"belljar/structured": "always"})
+        for answer, is_told in ((await client.call_tool(tool, arguments), has_fields), (asked, True)):
+            assert len(images(answer)) == 1
+            assert (answer.structured_content is not None) == is_told
+            for told in filter(None, (json.loads(text_of(answer)), answer.structured_content)):
+                assert told["executionResult"] == {"type": "image", "format": "png"}
+                assert told["figures"][0].startswith("execution://")
 
 
 async def test_mcp_is_answered_under_the_prefix_of_a_pool(plane: Plane) -> None:

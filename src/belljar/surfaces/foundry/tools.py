@@ -18,10 +18,11 @@ from belljar.outputs.displays import fitted
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import asked_structure
+from belljar.surfaces.content import PICTURES, asked_structure, media_blocks
 from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
 from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.surfaces.foundry.values import picture_in
+from belljar.surfaces.resources import InterpreterResources
 from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
 
 TIMEOUT_S: Final = 220.0
@@ -59,6 +60,7 @@ class FoundryTools:
             (self.runPythonCodeInRemoteEnvironment, ENDS),
             (self.runShellCommandInRemoteEnvironment, ENDS),
         )
+        InterpreterResources(self._runtime.sessions).register_displays(server)
 
     @refusals_as_results
     async def launchShell(self) -> Answer:  # noqa: N802 - the name that clients call
@@ -83,7 +85,9 @@ class FoundryTools:
             "executionTimeInMilliseconds": report.milliseconds,
         }
         is_error = not report.result.success and self._settings.failures_are_errors
-        return await self._show(ctx, fields, picture_in(value), is_error)
+        if is_plain.get():
+            return await _shown_as_text(fields, picture_in(value), is_error)
+        return await self._shown(ctx, fields, report, is_error)
 
     @refusals_as_results
     async def runShellCommandInRemoteEnvironment(  # noqa: N802
@@ -109,7 +113,7 @@ class FoundryTools:
         }
         # A command that ends with a status has run, whatever the status: grep finds nothing with 1.
         is_error = not report.result.success and self._settings.failures_are_errors
-        return await self._show(ctx, fields, None, is_error)
+        return _answer(fields, is_error=is_error)
 
     async def _run(self, ctx: Ctx, environment_id: str, code: str) -> Report:
         principal = current_principal()
@@ -129,27 +133,36 @@ class FoundryTools:
                     await follow(execution, ctx, 3_600)
         return await self._executions.report(execution_id, order, principal)
 
-    async def _show(
-        self, ctx: Ctx, fields: dict[str, Any], picture: dict[str, str] | None, is_error: bool
-    ) -> CallToolResult:
-        """Return the fields, and a figure in a form that the caller can see."""
-        if picture is None:
+    async def _shown(self, ctx: Ctx, fields: dict[str, Any], report: Report, is_error: bool) -> CallToolResult:
+        """Return the fields with every figure as a block and by its link.
+
+        Their bytes are in no text and no field, because some clients show their model those in place of the picture.
+        """
+        result, budget = report.result, self._settings.image_budget_bytes
+        reader = self._runtime.sessions.executions.display_reader(result.session_id)
+        figures = [display.uri for display in result.displays if display.uri and display.mime in PICTURES]
+        if not figures:
             return _answer(fields, is_error=is_error)
-        content, mime = base64.b64decode(picture["base64_data"]), f"image/{picture['format']}"
-        if is_plain.get():
-            data, text = await asyncio.to_thread(_for_text_alone, content, mime)
-            answer = _answer({**fields, "executionResult": text}, is_error=is_error)
-            answer.structured_content = {**fields, "executionResult": data}
-            return answer
-        small = await asyncio.to_thread(fitted, content, mime, self._settings.image_budget_bytes)
-        image = {"type": "image", "format": picture["format"]}
-        answer = _answer({**fields, "executionResult": image}, is_error=is_error)
-        if small is not None:
-            block = ImageContent(type="image", data=base64.b64encode(small[0]).decode(), mime_type=small[1])
-            answer.content.append(block)
-        if asked_structure(ctx, self._settings.structured) == "always":
-            answer.structured_content = fields
+        blocks = await asyncio.to_thread(lambda: dict(media_blocks(result, reader, budget)))
+        value = fields["executionResult"]
+        if picture_in(value) is not None:
+            value = {"type": "image", "format": value["format"]}
+        answer = _answer({**fields, "executionResult": value, "figures": figures}, is_error=is_error)
+        answer.content += [block for block in blocks.values() if isinstance(block, ImageContent)]
+        if asked_structure(ctx, self._settings.structured) == "auto":
+            answer.structured_content = None
         return answer
+
+
+async def _shown_as_text(fields: dict[str, Any], picture: dict[str, str] | None, is_error: bool) -> CallToolResult:
+    """Return the fields, and a figure as a data URL, for callers who see nothing but text and fields."""
+    if picture is None:
+        return _answer(fields, is_error=is_error)
+    content, mime = base64.b64decode(picture["base64_data"]), f"image/{picture['format']}"
+    data, text = await asyncio.to_thread(_for_text_alone, content, mime)
+    answer = _answer({**fields, "executionResult": text}, is_error=is_error)
+    answer.structured_content = {**fields, "executionResult": data}
+    return answer
 
 
 def _for_text_alone(content: bytes, mime: str) -> tuple[Any, str]:
