@@ -19,6 +19,7 @@ TESTS = [
     *(HERE / f"test_{name}.py" for name in ("cgroups", "contract", "data_directory", "escapes", "forked_sandboxes")),
     *(HERE / f"test_{name}.py" for name in ("hardening", "limits", "namespace", "orphan_reaper", "process", "seccomp")),
     HERE / "test_folder_mounts.py",
+    HERE / "test_user_counts.py",
     HERE.parent / "inside" / "test_guest_init.py",
 ]
 

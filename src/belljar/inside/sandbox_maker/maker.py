@@ -168,6 +168,7 @@ def _finish(
         if request["hostname"]:
             socket.sethostname(request["hostname"])
         _raise_loopback()
+        _limit_counts(request["counts"])
         root.enter()
         # Join the groups late: whoever kills a group kills this process, and the maker exits if this process is killed
         # before this function has returned.
@@ -184,6 +185,17 @@ def _finish(
             os.write(status, f"{type(error).__name__}: {error}".encode())
         return False
     return True
+
+
+def _limit_counts(counts: "dict[str, int]") -> None:
+    """Limit what Linux counts for the new user namespace, as far as the host has such limits."""
+    for name, most in counts.items():
+        with contextlib.suppress(OSError):
+            limit = os.open(f"/proc/sys/user/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(limit, str(most).encode())
+            finally:
+                os.close(limit)
 
 
 def _raise_loopback() -> None:

@@ -61,6 +61,8 @@ class BwrapLaunch:
     """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
     waits_for_mounts: bool = True
     """Whether to wait until all mounts are made, because other processes will enter this sandbox."""
+    is_shared: bool = False
+    """Whether the sandboxes of several sessions will be nested in this one."""
     kills_bubblewrap: bool = False
     """Whether to kill bubblewrap once the sandbox is made, because the parent's code could see it."""
 
@@ -68,13 +70,14 @@ class BwrapLaunch:
 def forkable_launch(identity: Identity | None, numbers: range | None, root_view: int, setpriv: str) -> BwrapLaunch:
     """Return how to launch a forkable sandbox. `numbers` are the uids for nested ones, if the server is root."""
     if identity is None or numbers is None:
-        return BwrapLaunch(user_map_to_fork_from(MAPPED))
+        return BwrapLaunch(user_map_to_fork_from(MAPPED), is_shared=True)
     user = ("--reuid", str(identity.uid), "--regid", str(identity.gid), "--clear-groups")
     return BwrapLaunch(
         user_map_to_fork_from(_ROOT),
         prefix=(_nsenter(), f"--mount={_path(root_view)}", "--", setpriv, *user, "--"),
         maps=_forkable_maps(identity.uid, numbers),
         changes_user=True,
+        is_shared=True,
     )
 
 

@@ -49,6 +49,7 @@ from belljar.sandboxes.namespace.trial import (
     try_bubblewrap,
     try_nested,
 )
+from belljar.sandboxes.namespace.user_counts import session_counts, why_uncounted
 from belljar.supervisor import NoSupervisor, SupervisorClient
 
 _RETRY_S = 30.0
@@ -113,7 +114,7 @@ class NamespaceProvider:
             return [found, HostCheck("namespaces", is_ok=False, detail=complaint, hint=advice())]
         kinds = "mount, pid, net, ipc and uts" if hardening.identities else "user, mount, pid, net, ipc and uts"
         works = HostCheck("namespaces", is_ok=True, detail=f"{kinds} namespaces work")
-        return [found, works, *_hardening_checks(hardening), self._enforcer.check()]
+        return [found, works, *_hardening_checks(hardening), self._enforcer.check(), _count_check()]
 
     def take_identity(self) -> Identity | None:
         """Return a user for one session of a server that root runs; None where sessions are in a user namespace."""
@@ -342,3 +343,11 @@ def _hardening_checks(hardening: Hardening) -> list[HostCheck]:
         detail = f"sessions are the host's uid 0: {hardening.no_identity_reason}"
         return [filtered, HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)]
     return [filtered, HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")]
+
+
+def _count_check() -> HostCheck:
+    if reason := why_uncounted():
+        detail = f"instances and watches are shared by all sessions: {reason}"
+        return HostCheck("inotify", is_ok=True, detail=detail, hint="let the server write /proc/sys/user")
+    instances, watches = session_counts().values()
+    return HostCheck("inotify", is_ok=True, detail=f"{instances:,} instances and {watches:,} watches for each session")

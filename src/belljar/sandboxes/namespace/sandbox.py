@@ -37,6 +37,7 @@ from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_
 from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.sandbox_maker import MAKING_S, MakingRequest, SandboxMaker
 from belljar.sandboxes.namespace.trial import advice, try_bubblewrap
+from belljar.sandboxes.namespace.user_counts import limit_counts, session_counts
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 
@@ -175,6 +176,8 @@ class NamespaceSandbox(SandboxBase):
         if not await process.wait_for_first_process():
             await self._raise_start_failure(process)
         await mapper.map(process.first_pid)
+        if not launch.is_shared:
+            await limit_counts(process.first_pid)
         # Nothing runs inside until its limits hold.
         if not launch.changes_user:
             with contextlib.suppress(ProcessLookupError):
@@ -403,6 +406,7 @@ class NestedSandbox(NamespaceSandbox):
                 groups=groups,
                 maps=nested_maps(self.level.user),
                 hostname=HOSTNAME if self._tools.hardening.has_hostname else "",
+                counts=session_counts(),
             )
 
         complaint = await maker.make(prepare, adopt)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from belljar.inside import FOLDER, package_command
@@ -49,6 +49,8 @@ class MakingRequest(NamedTuple):
     """The uid and gid map, one text for both."""
     hostname: str
     """Empty where sandboxes have none of their own."""
+    counts: Mapping[str, int]
+    """The most of what Linux counts in user namespaces, by the names of files in /proc/sys/user."""
 
 
 class SandboxMaker:
@@ -141,6 +143,7 @@ class SandboxMaker:
         descriptors = [*request.descriptors, status]
         head = {
             "hostname": request.hostname,
+            "counts": dict(request.counts),
             "maps": request.maps,
             "groups": request.groups,
             "status": status,
