@@ -147,7 +147,8 @@ def built_server(runtime: Runtime) -> BelljarServer:
 @asynccontextmanager
 async def connected(runtime: Runtime, era: str = MODERN, **options: Any) -> AsyncGenerator[Caller]:
     """A client of the server over this runtime, in memory."""
-    async with Client(built_server(runtime), mode=era, **{"client_info": NAMED, **options}) as client:
+    chosen: dict[str, Any] = {"client_info": NAMED, **options}
+    async with Client(built_server(runtime), mode=era, **chosen) as client:
         yield Caller(client)
 
 

@@ -100,7 +100,13 @@ async def test_a_session_is_told_of_the_folder_that_it_has(default_environment: 
         connected(other) as bare,
     ):
         for code, words in cells.items():
-            assert words.format("/mnt/data") in text_of(await caller.call("execute_code", code=code))
+            answer = await caller.call("execute_code", code=code)
+            assert words.format("/mnt/data") in text_of(answer)
+            # Clients that show their model the fields in place of the text show the advice, too.
+            assert answer.structured_content is not None
+            assert words.format("/mnt/data") in answer.structured_content["hint"]
+        plain = await caller.call("execute_code", code="1")
+        assert "hint" not in (plain.structured_content or {})
         session_id = (await bare.execute("1")).session_id
         seen = WORKSPACE if other.shows_workspace else str(other.sessions.get(session_id, "local").folders.workspace)
         answer = await bare.call("execute_code", code=[*cells][1], session_id=session_id)

@@ -86,12 +86,12 @@ def execution_blocks(
     text = text_of(result, [*media], has_checkpoint=has_checkpoint, names_session=names_session, advice=advice)
     return CallToolResult(
         content=[TextContent(type="text", text=text), *media.values(), *links],
-        structured_content=_fields(result, is_whole=is_whole) if is_structured else None,
+        structured_content=_fields(result, advice, is_whole=is_whole) if is_structured else None,
         is_error=not result.success and (failures_are_errors or result.status == "rejected"),
     )
 
 
-def _fields(result: ExecutionResult, *, is_whole: bool) -> dict[str, Any]:
+def _fields(result: ExecutionResult, advice: str, *, is_whole: bool) -> dict[str, Any]:
     """Return a result as structured content, which some clients show to their model in place of the text.
 
     So what is empty is left out, and stdout stands in `output` alone, with a line for each file as clients of another
@@ -103,7 +103,8 @@ def _fields(result: ExecutionResult, *, is_whole: bool) -> dict[str, Any]:
     told = result.model_dump(mode="json", exclude_defaults=True, exclude={"stdout"})
     told |= {name: whole[name] for name in (*ALWAYS_TOLD, *(() if result.success else OF_FAILURES))}
     told["output"] = [*whole["output"], *map(_file_notice, result.files[:MAX_LINKS])]
-    return {name: told[name] for name in whole if name in told and (name != "stderr" or result.stderr)}
+    fields = {name: told[name] for name in whole if name in told and (name != "stderr" or result.stderr)}
+    return {**fields, "hint": advice} if advice else fields
 
 
 def _file_notice(file: FileReference) -> str:

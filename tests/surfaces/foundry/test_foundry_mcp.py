@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import anyio
-import httpx
+import httpx2
 import pytest
 from calls import ERAS, blocks, images, text_of
 from data_plane import KEY, OTHER_KEY, Plane
@@ -26,7 +26,7 @@ async def curl(url: str, message: str, key: str = KEY) -> Any:
     """What the tutorials run, with only the address and the key changed."""
     if shutil.which("curl") is None:
         headers = {"content-type": "application/json", "x-ms-apikey": key, "accept": "*/*", "user-agent": "curl"}
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             return (await client.post(url, content=message, headers=headers)).json()
     command = ["curl", "-sS", "-X", "POST", url, "-H", "Content-Type: application/json"]
     command += ["-H", f"x-ms-apikey: {key}", "-d", message]
@@ -132,7 +132,7 @@ async def test_messages_that_cannot_be_served_are_answered_with_an_error(endpoin
     neither = (await call(endpoint, "runShellCommandInRemoteEnvironment", {"environmentId": "abcd"}))["result"]
     assert "exactly one" in neither["content"][0]["text"]
     headers = {"x-ms-apikey": KEY, "host": "evil.example"}
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
         assert (await client.post(endpoint, json={}, headers=headers)).status_code == 421
         assert (await client.post(endpoint, json={})).status_code == 401
         notified = {"jsonrpc": "2.0", "method": "notifications/initialized"}
@@ -142,7 +142,7 @@ async def test_messages_that_cannot_be_served_are_answered_with_an_error(endpoin
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_client_of_the_sdk_sees_the_same_tools_and_pictures(endpoint: str, plane: Plane, era: str) -> None:
-    async with httpx.AsyncClient(headers={"x-ms-apikey": KEY}, timeout=60) as http:
+    async with httpx2.AsyncClient(headers={"x-ms-apikey": KEY}, timeout=60) as http:
         transport = streamable_http_client(endpoint, http_client=http)
         async with Client(transport, mode=era) as client:
             launched = await client.call_tool("launchShell", {})
@@ -180,7 +180,7 @@ async def test_a_client_of_the_sdk_sees_the_same_tools_and_pictures(endpoint: st
 async def test_the_bytes_of_a_figure_are_in_its_block_alone(endpoint: str, name: str, has_fields: bool) -> None:
     info = Implementation(name=name, version="1")
     async with (
-        httpx.AsyncClient(headers={"x-ms-apikey": KEY}, timeout=60) as http,
+        httpx2.AsyncClient(headers={"x-ms-apikey": KEY}, timeout=60) as http,
         Client(streamable_http_client(endpoint, http_client=http), client_info=info) as client,
     ):
         launched = await client.call_tool("launchShell", {})
