@@ -56,11 +56,11 @@ async def changed(runtime: Runtime) -> tuple[Session, str]:
 
 async def test_no_process_sleeps_for_the_state_before_the_first_cell(runtime: Runtime) -> None:
     session, first = await changed(runtime)
-    kept = session.session_kernel.checkpoints.find(first)
+    kept = session.session_kernel.checkpoints.find(first, [])
     assert kept.is_fresh
     assert kept.process.memory_mb() == 0
     second, _ = await ran(session, "x = 2")
-    assert not session.session_kernel.checkpoints.find(second).is_fresh
+    assert not session.session_kernel.checkpoints.find(second, []).is_fresh
 
 
 async def test_a_session_goes_back_to_its_beginning_as_often_as_it_likes(runtime: Runtime) -> None:

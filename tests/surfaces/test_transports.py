@@ -191,7 +191,7 @@ def test_every_line_on_stdin_is_answered_with_its_id_or_null(default_environment
         (run("4", b'"code": "\xff"'), 4, PARSE_ERROR),
         (run("5", b'"code": "\\ud800"'), 5, PARSE_ERROR),
         (run('"\\ud800"', b'"code": "1"'), None, PARSE_ERROR),
-        (b"[" * 10_000, None, PARSE_ERROR),
+        (b"[" * 10_000, None, INVALID_REQUEST),
         (b"[]", None, INVALID_REQUEST),
         (b'[{"jsonrpc": "2.0", "id": 6, "method": "ping"}]', 6, INVALID_REQUEST),
         (b"7", None, INVALID_REQUEST),

@@ -117,14 +117,15 @@ class Checkpoints:
         self.watcher = watcher
         self._lost: dict[str, str] = {}
         """Executions whose checkpoints were lost, and how."""
-        self._too_fast: dict[str, None] = {}
-        """The latest executions that followed others so quickly that no checkpoint was taken."""
+        self._unkept: dict[str, str] = {}
+        """The latest executions from before which no state was kept, and why."""
         self._allowed = float(BURST)
         """How many checkpoints cells may wait for, as of `_allowed_at`."""
         self._allowed_at = self._measured_at = time.monotonic()
         self._measurement: asyncio.Future[dict[str, float]] | None = None
         """The memory that checkpoints use, in MB by label, while it is measured and until it was applied."""
-        self._is_too_fast = False
+        self._missed = ""
+        """Why there is no state from before the next execution; empty where there is one."""
 
     def __bool__(self) -> bool:
         return bool(self._checkpoints)
@@ -162,11 +163,9 @@ class Checkpoints:
         With `fresh`, the state before the first cell, the kernel is not forked. With `is_idle` no cell waits for it.
         """
         if not self._most or not self.is_due:
-            self._is_too_fast = False
             return
-        self._is_too_fast = not is_idle and not self._spend_allowance()
-        if self._is_too_fast:
-            self.refusal = f"more than {BURST} cells came without a pause"
+        if not is_idle and not self._spend_allowance():
+            self.refusal, self._missed = f"more than {BURST} cells came without a pause", TOO_FAST
             return
         self.is_due = False
         label = secrets.token_hex(8)
@@ -175,12 +174,12 @@ class Checkpoints:
         try:
             process = fresh or await kernel.fork_checkpoint()
         except (BelljarError, TimeoutError) as error:
-            self.refusal = str(error)
+            self.refusal = self._missed = str(error)
             await snapshot
             await asyncio.to_thread(self._snapshots.drop, label)
             return
         report = await snapshot
-        self.refusal = ""
+        self.refusal = self._missed = ""
         self._checkpoints.append(
             Checkpoint(fresh or kernel, process, variables, label, "" if report.is_complete else report.reason)
         )
@@ -222,10 +221,10 @@ class Checkpoints:
 
     def on_execution(self, execution_id: str, number: int) -> None:
         """Note that an execution starts from the latest checkpoint, if nothing ran since that was taken."""
-        if self._is_too_fast:
-            self._too_fast[execution_id] = None
-            if len(self._too_fast) > MAX_REMEMBERED:
-                del self._too_fast[next(iter(self._too_fast))]
+        if self._missed:
+            self._unkept[execution_id] = self._missed
+            if len(self._unkept) > MAX_REMEMBERED:
+                del self._unkept[next(iter(self._unkept))]
         if self._checkpoints and not self._checkpoints[-1].execution_id and not self.is_due:
             self._checkpoints[-1].execution_id = execution_id
             self._checkpoints[-1].number = number
@@ -249,7 +248,8 @@ class Checkpoints:
                 f"the state from before execution {execution_id[:64]!r} was lost: {self._lost[execution_id]}",
                 hint=f"Go on from the session as it is. {hint}",
             )
-        why = f": {TOO_FAST}" if execution_id in self._too_fast else ""
+        reason = self._unkept.get(execution_id)
+        why = f": {reason}" if reason else ""
         raise NoCheckpoint(f"no state was kept from before execution {execution_id[:64]!r}{why}", hint=hint)
 
     def hint(self, undoable: Sequence[str], wanted: str = "") -> str:
