@@ -68,7 +68,8 @@ async def run_model(client: Client, data_directory: Path) -> ModelNotebook:
     """Run the cells, and read what the journal has of them."""
     session_id, results = "", list[ExecutionResult]()
     for code in CELLS:
-        answer = await client.call_tool("execute_code", {"code": code, "session_id": session_id, "wait_s": 60})
+        arguments = {"code": code, "session_id": session_id, "wait_s": 60}
+        answer = await client.call_tool("execute_code", arguments, meta={"belljar/structured": "always"})
         results.append(ExecutionResult.model_validate(answer.structured_content))
         session_id = results[-1].session_id
     text = (await client.read_resource(f"session://{session_id}/notebook")).contents[0]

@@ -9,7 +9,6 @@ from mcp.client import ClientExtension
 from mcp.client.extension import ClaimContext, ResultClaim
 from mcp.types import CallToolResult, Request, Result
 
-from belljar.models import ExecutionResult
 from bench.figures import Figure
 from bench.servers import belljar_command, new_session, open_http
 from bench.stage import Stage
@@ -76,10 +75,11 @@ async def _seen(client: Client) -> tuple[int, int, float]:
     code = f"import time\nfor i in range({CELL_S}):\n    print('part', i); time.sleep(1)"
     answer = await client.call_tool("execute_code", {"code": code, "session_id": session_id, "wait_s": WAIT_S})
     results, chars = 1, _chars(answer)
-    while (result := ExecutionResult.model_validate(answer.structured_content)).status == "running":
-        arguments = {"execution_id": result.execution_id, "since": result.sequence, "wait_s": WAIT_S}
+    fields: dict[str, Any] = answer.structured_content or {}
+    while fields["status"] == "running":
+        arguments = {"execution_id": fields["execution_id"], "since": fields["sequence"], "wait_s": WAIT_S}
         answer = await client.call_tool("get_execution", arguments)
-        results, chars = results + 1, chars + _chars(answer)
+        results, chars, fields = results + 1, chars + _chars(answer), answer.structured_content or {}
     return results, chars, time.perf_counter() - began
 
 
