@@ -79,7 +79,8 @@ async def _seen(client: Client) -> tuple[int, int, float]:
     while fields["status"] == "running":
         arguments = {"execution_id": fields["execution_id"], "since": fields["sequence"], "wait_s": WAIT_S}
         answer = await client.call_tool("get_execution", arguments)
-        results, chars, fields = results + 1, chars + _chars(answer), answer.structured_content or {}
+        results, chars = results + 1, chars + _chars(answer)
+        fields = answer.structured_content or {}
     return results, chars, time.perf_counter() - began
 
 

@@ -17,8 +17,9 @@ def next_step(results: list[str]) -> dict[str, Any] | str:
     """The arguments of the next call of execute_code, or the final answer."""
     if not results:
         return FIRST
-    found = re.search(r"session_id\W+([a-z]{17})", results[-1])
-    assert found, f"no session in {results[-1]!r}"
+    # Told once, by the call that made it.
+    found = re.search(r"session_id\W+([a-z]{17})", results[0])
+    assert found, f"no session in {results[0]!r}"
     if len(results) == 1:
         return {"code": "total * 2", "session_id": found[1]}
     return f"The tool said: {results[-1]}"

@@ -54,4 +54,4 @@ def test_an_agent_goes_on_with_its_variables(example: str, url: str) -> None:
 
 
 def test_every_example_has_a_test() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PACKAGES)
+    assert {path.stem for path in EXAMPLES.glob("with_*.py")} == set(PACKAGES)
