@@ -16,6 +16,9 @@ pytestmark = pytest.mark.anyio
 
 IS_LONG = bool(os.environ.get("BELLJAR_LONG"))
 ALIKE = {
+    # The first figure of a session makes pyplot interactive, whatever came before.
+    "ioff before the first figure": "import matplotlib.pyplot as plt\nprint(plt.isinteractive())\nplt.ioff()\n"
+    "plt.plot([1, 2])\nplt.isinteractive()",
     "pandas prints columns": "import pandas, numpy\nprint(pandas.DataFrame(numpy.zeros((2, 30))))",
     "pandas shows columns": "import pandas, numpy\npandas.DataFrame(numpy.zeros((70, 30)))",
     "pandas options": "import pandas\nprint(*map(pandas.get_option, ('display.max_columns', 'display.width')))",

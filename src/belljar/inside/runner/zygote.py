@@ -369,15 +369,16 @@ class _RehearsalChannel(Channel):
 
 
 def _draw_once() -> None:
-    """Draw a figure and format a table, which loads fonts, backends and formatters."""
+    """Draw a figure and format a table, which loads fonts and formatters."""
     with contextlib.suppress(Exception):
-        if "matplotlib.pyplot" in sys.modules:
-            pyplot = sys.modules["matplotlib.pyplot"]
-            figure, axes = pyplot.subplots()
+        if "matplotlib.figure" in sys.modules:
+            # Not by pyplot, which would choose the backend and become interactive: that happens with a session's first
+            # figure, and undoes an earlier `plt.ioff()`, after which figures would not be shown by themselves.
+            figure = sys.modules["matplotlib.figure"].Figure()
+            axes = figure.subplots()
             axes.plot([1, 2])
             axes.set_title("x")
             figure.savefig(io.BytesIO(), format="png")
-            pyplot.close("all")
             # Every fork would empty this cache as its first act, which takes 1 ms and 100 pages.
             sys.modules["matplotlib.font_manager"]._get_font.cache_clear()
         if "pandas" in sys.modules:
