@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
-from calls import FORKS, Caller, connected, held, opened_runtime, until_said
+from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_said
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
@@ -54,7 +54,7 @@ async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) ->
     ]
     assert cells.next is None
     first = await monitor.execution(OPERATOR, ran.execution_id)
-    assert ([file.name for file in first.files], first.client, first.execution_count) == (["f.txt"], "mcp", 1)
+    assert ([file.name for file in first.files], first.client, first.execution_count) == (["f.txt"], NAMED.name, 1)
     events, has_more = await monitor.output(OPERATOR, ran.execution_id)
     assert ([event.kind for event in events], has_more) == (["stdout", "result"], False)
     assert await monitor.excerpt(OPERATOR, ran.execution_id) == events
