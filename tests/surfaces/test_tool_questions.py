@@ -133,7 +133,7 @@ class Asking:
     def __init__(self) -> None:
         self.outcomes: list[str] = []
 
-    def judge(self, server: str, tool: str, arguments: Any, *, read_only: bool, destructive: bool) -> Verdict:
+    async def judge(self, server: str, tool: str, arguments: Any, *, read_only: bool, destructive: bool) -> Verdict:
         return Verdict("ask", "it costs money", "tools.0")
 
     def asks_once(self, verdict: Verdict) -> bool:

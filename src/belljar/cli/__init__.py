@@ -203,7 +203,7 @@ GROUPS: dict[str, CommandGroup] = {
             ),
             "validate": CommandEntry(
                 "workflow:validate_command",
-                "Check a workflow; exits with 2 and tells file, line and reason of everything that is wrong.",
+                "Check a workflow, or all of a file; exits with 2 and tells file, line and reason of what is wrong.",
             ),
             "schema": CommandEntry("workflow:schema_command", "Print the JSON Schema of workflow texts, for editors."),
             "list": CommandEntry(

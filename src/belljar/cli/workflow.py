@@ -154,7 +154,7 @@ def show_command(run: Run, as_json: AsJson = False) -> None:
 
 
 def validate_command(source: Source, which: Which = "", mcp_config: Config = None) -> None:
-    """Check a workflow, or all of a file; exits with 2 and tells file, line and reason of everything that is wrong."""
+    """Check a workflow, or all of a file; exits with 2 and tells file, line and reason of what is wrong."""
     settings = _settings(mcp_config=mcp_config)
     library = _library(settings)
     names = [which] if which or not _is_file(source) else library.names_in(Path(source)) or [""]
