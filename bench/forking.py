@@ -19,7 +19,7 @@ from mcp import Client
 from bench.figures import Figure, Round, paired, percentile
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.one_plus_one import taken_in_turns
-from bench.processes import ProcessorTime, command_line, descendants, processor_time, proportional_mb
+from bench.processes import ProcessorTime, children, command_line, descendants, processor_time, proportional_mb
 from bench.servers import belljar_command, open_stdio, warm_session
 from bench.stage import Stage
 
@@ -103,11 +103,11 @@ async def measure(stage: Stage) -> list[Figure]:
 
 @asynccontextmanager
 async def _open(stage: Stage, variables: Mapping[str, str]) -> AsyncGenerator[Server]:
-    before = descendants(os.getpid())
+    before = children(os.getpid())
     async with open_stdio(stage, belljar_command(), "modern", variables) as client:
         await client.list_tools()
-        # The oldest of the new ones: what it has started itself came later.
-        yield Server(client, min(descendants(os.getpid()) - before))
+        (server,) = children(os.getpid()) - before
+        yield Server(client, server)
 
 
 # Request to result

@@ -3,14 +3,13 @@
 import os
 import statistics
 import time
-from pathlib import Path
 
 from belljar.executions.cell import Cell
 from belljar.runtime import Runtime, open_runtime
 from belljar.sessions.session import Session
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel
-from bench.processes import descendants, peak_resident_mb, resident_mb
+from bench.processes import children, peak_resident_mb, resident_mb
 from bench.servers import belljar_command, new_session, open_stdio
 from bench.stage import Stage
 
@@ -71,10 +70,10 @@ async def _through_engine(runtime: Runtime, session: Session, count: int) -> tup
 
 
 async def _growth(stage: Stage, count: int) -> list[Figure]:
-    before = descendants(os.getpid())
+    before = children(os.getpid())
     async with open_stdio(stage, belljar_command(), "modern") as client:
         arguments = {"session_id": await new_session(client), "wait_s": TIMEOUT_S}
-        server = min(descendants(os.getpid()) - before, key=_started)
+        (server,) = children(os.getpid()) - before
         resident, peak = resident_mb(server), peak_resident_mb(server)
         times = stage.pick(3, 1)
         for _ in range(times):
@@ -83,11 +82,6 @@ async def _growth(stage: Stage, count: int) -> list[Figure]:
     what = f"server's RSS grew, {times} × {count:,} lines"
     note = f"{resident:.0f} MB before; at its highest {peak_growth:+.0f} MB"
     return [Figure("lines", what, "MB", growth, target=GROWTH_TARGET_MB, bound="value", note=note)]
-
-
-def _started(pid: int) -> int:
-    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 def _code(count: int) -> str:

@@ -6,22 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def children(pid: int) -> set[int]:
+    """The processes that one has started and that still run."""
+    return {child for child, parent in _parents().items() if parent == pid}
+
+
 def descendants(pid: int) -> set[int]:
     """All processes below one, itself not among them."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
+    below: defaultdict[int, list[int]] = defaultdict(list)
+    for child, parent in _parents().items():
+        below[parent].append(child)
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        waiting += (new := [child for child in below[waiting.pop()] if child not in found])
+        found.update(new)
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process."""
+    parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text(errors="replace")
             except OSError:
                 continue
-            children[int(stat[stat.rindex(")") + 2 :].split()[1])].append(int(entry.name))
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        waiting += (new := [child for child in children[waiting.pop()] if child not in found])
-        found.update(new)
-    return found
+            parents[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
+    return parents
 
 
 def proportional_mb(pids: set[int]) -> float:

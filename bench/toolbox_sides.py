@@ -109,7 +109,7 @@ class Session:
         if result.get("status") != "ok":
             raise RuntimeError(f"execute_code answered {answer.content}")
         self._session_id = str(result["session_id"])
-        return json.loads(result["stdout"])
+        return json.loads("".join(result["output"]))
 
 
 class Peer:
