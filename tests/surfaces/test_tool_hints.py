@@ -47,6 +47,14 @@ def state_of(runtime: Runtime, folder: Path) -> list[object]:
     ]
 
 
+async def test_every_tool_says_whether_it_reads_replaces_or_may_be_repeated(caller: Caller) -> None:
+    tools = {tool.name: tool.annotations for tool in (await caller.client.list_tools()).tools}
+    assert all(tools.values())
+    assert {name for name, hints in tools.items() if hints and hints.read_only_hint} == READING.keys()
+    assert {name for name, hints in tools.items() if hints and hints.destructive_hint} == REPLACING
+    assert {name for name, hints in tools.items() if hints and hints.idempotent_hint} == IDEMPOTENT
+
+
 async def test_hints_are_true_for_sessions_awake_and_asleep(default_environment: Environment, tmp_path: Path) -> None:
     async with (
         opened_runtime(
@@ -56,14 +64,10 @@ async def test_hints_are_true_for_sessions_awake_and_asleep(default_environment:
             session_idle_s=0.001,
             sweep_interval_s=3600,
             pool_size=0,
+            checkpoints=0,  # or one would be taken after the cell, while its session is looked at
         ) as runtime,
         connected(runtime) as caller,
     ):
-        tools = {tool.name: tool.annotations for tool in (await caller.client.list_tools()).tools}
-        assert all(tools.values())
-        assert {name for name, hints in tools.items() if hints and hints.read_only_hint} == READING.keys()
-        assert {name for name, hints in tools.items() if hints and hints.destructive_hint} == REPLACING
-        assert {name for name, hints in tools.items() if hints and hints.idempotent_hint} == IDEMPOTENT
         ran = await caller.execute("open('a.txt', 'w').write('a')")
         await _check(runtime, caller, tmp_path, ran.session_id, ran.execution_id)
         while not await runtime.sessions.sweep():
