@@ -127,6 +127,25 @@ def test_a_service_of_a_user_is_told_the_commands_of_that_users_manager(
     assert groups_advice(refusal).endswith("`systemctl --user edit ours.service`")
 
 
+def test_a_service_that_its_users_manager_delegates_is_left_where_it_is(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A user's manager does not mark what it delegates: it has to be asked.
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    systemctl = systemd.folder / "systemctl"
+    systemctl.write_text(
+        "#!/bin/sh\n"
+        '[ "$*" = "--user show --property=Delegate --value -- ours.service" ] || exit 1\n'
+        '[ "$XDG_RUNTIME_DIR" = /run/user/4000000 ] && echo yes\n'
+    )
+    systemctl.chmod(0o755)
+    service = systemd.folder / "user.slice" / "user@4000000.service" / "app.slice" / "ours.service"
+    systemd.place(service)
+    assert request_scope() == ""
+    assert caplog.messages == []
+    assert (systemd.own, systemd.calls) == (service, [])
+
+
 def test_nothing_is_said_of_delegate_at_a_login_or_where_it_is_there(
     systemd: Systemd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,7 +144,7 @@ def _is_delegated(own: Path) -> bool:
     for folder in (own, *own.parents):
         # The folder of a user's own manager is delegated to that manager, not to us.
         if folder.name.startswith("user@"):
-            return False
+            return _is_delegated_by_own_manager(own)
         for name in _DELEGATED:
             with contextlib.suppress(OSError):
                 if os.getxattr(folder, name) == b"1":
@@ -152,16 +152,41 @@ def _is_delegated(own: Path) -> bool:
     return False
 
 
+def _is_delegated_by_own_manager(own: Path) -> bool:
+    """Return whether the user's manager delegates the unit we are in; it sets no attributes (seen with systemd 252)."""
+    unit = next((name for name in reversed(own.parts) if name.endswith((".service", ".scope"))), "")
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or unit.startswith("user@"):
+        return False
+    environment = _plain_environment() | {"XDG_RUNTIME_DIR": str(_runtime_folder())}
+    show = [systemctl, "--user", "show", "--property=Delegate", "--value", "--", unit]
+    try:
+        answer = subprocess.run(
+            show, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.stdout.strip() == b"yes"
+
+
+def _plain_environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+def _runtime_folder() -> Path:
+    """Return where the bus of the user's manager is; MCP clients start their servers without the variable for it."""
+    return Path("/run/user") / str(os.geteuid())
+
+
 def _call(busctl: str, unit: str, own: Path, pid: int) -> str:
     """Ask for the scope; return why systemd refuses, or nothing."""
     # No question of polkit's may appear on the terminal, which is the client's where MCP is served over it.
     command = [busctl, "--allow-interactive-authorization=no", f"--timeout={_ANSWER_S:g}"]
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    environment = _plain_environment()
     if os.geteuid() == 0:
         command += ["--system"]
     else:
-        # MCP clients start their servers without these variables.
-        runtime = Path("/run/user") / str(os.geteuid())
+        runtime = _runtime_folder()
         if not (runtime / "bus").exists():
             return f"{runtime}/bus is not there: systemd runs no manager for this user"
         command += ["--user"]
