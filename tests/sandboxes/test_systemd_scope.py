@@ -187,6 +187,21 @@ def test_a_user_without_a_manager_is_told_how_to_get_one(systemd: Systemd, monke
     assert systemd.calls == []
 
 
+def test_a_service_whose_unit_hides_its_users_manager_is_told_which_line_does(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hidden(type(Path())):
+        def stat(self, **_: object) -> os.stat_result:
+            raise PermissionError(13, "Permission denied")
+
+    delegate(monkeypatch)
+    systemd.place(systemd.own, SUPERVISOR)
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    monkeypatch.setattr(systemd_scope, "_runtime_folder", lambda: Hidden("/run/user/4000000"))
+    with pytest.raises(SandboxUnavailable, match=r"bus is hidden from this process: .*`ProtectHome=read-only`"):
+        supervisor_groups(SUPERVISOR, asks_systemd=True)
+
+
 def test_the_servers_warning_has_the_reason(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.refuse("Call failed: Access denied\n")
     monkeypatch.setattr(systemd_scope, "read_control_groups", lambda: ControlGroups("v2", is_unified=True))

@@ -187,7 +187,11 @@ def _call(busctl: str, unit: str, own: Path, pid: int) -> str:
         command += ["--system"]
     else:
         runtime = _runtime_folder()
-        if not (runtime / "bus").exists():
+        try:
+            (runtime / "bus").stat()
+        except PermissionError:
+            return f"{runtime}/bus is hidden from this process: in a unit, write `ProtectHome=read-only` for `yes`"
+        except OSError:
             return f"{runtime}/bus is not there: systemd runs no manager for this user"
         command += ["--user"]
         environment |= {"XDG_RUNTIME_DIR": str(runtime), "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus"}
