@@ -32,7 +32,7 @@ def saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Version]:
     return [first, store.add(contents[1], state="proposed", session_id="s2", servers=[])]
 
 
-def test_skills_are_listed_reviewed_pinned_exported_and_removed(belljar: Command, saved: list[Version], place: Path):
+def test_skills_are_listed_reviewed_exported_and_removed(belljar: Command, saved: list[Version], place: Path):
     first, second = saved
     rows = {(row["name"], row["version"]): row for row in json.loads(belljar("skills", "list", "--json").out)}
     assert rows["tidy", first.short]["state"] == "current"
@@ -43,11 +43,11 @@ def test_skills_are_listed_reviewed_pinned_exported_and_removed(belljar: Command
     assert "# One" in belljar("skills", "show", "tidy").out
     assert "# Two" in belljar("skills", "show", "tidy", "--version", second.short).out
     assert belljar("skills", "approve", "tidy").out == f"tidy {second.short} is approved\n"
-    assert belljar("skills", "pin", "tidy", first.short).out == f"tidy stays at {first.short}\n"
+    assert belljar("skills", "approve", "tidy", first.short).out == f"tidy {first.short} is approved\n"
     history = json.loads(belljar("skills", "history", "tidy", "--json").out)
     assert [(row["version"], row["state"]) for row in history] == [
+        (first.short, "current"),
         (second.short, "approved"),
-        (first.short, "pinned"),
     ]
     assert belljar("skills", "export", "tidy", "out").code == 0
     assert belljar("skills", "check", "out/tidy").out.startswith("tidy is in order: 2 files")

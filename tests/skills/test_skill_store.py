@@ -1,4 +1,4 @@
-"""Saved skills on disk: versions by digest, review, pins, limits, two processes on one data directory."""
+"""Saved skills on disk: versions by digest, review, limits, two processes on one data directory."""
 
 import threading
 from pathlib import Path
@@ -47,17 +47,16 @@ def test_a_proposal_is_seen_by_its_session_alone_until_it_is_approved(store: Own
     assert (current.digest, current.state) == (old.digest, "approved")
 
 
-def test_a_pinned_version_stays_current_and_is_not_dropped(store: OwnerStore):
+def test_the_current_version_is_not_dropped_whatever_is_proposed_after_it(store: OwnerStore):
     first = add(store, "x = 0\n")
-    store.pin("tidy", first.short)
     for number in range(1, 30):
-        add(store, f"x = {number}\n")
+        add(store, f"x = {number}\n", "proposed", "s2")
     skill = store.get("tidy")
     assert skill.current is not None
     assert skill.current.digest == first.digest
     assert len(skill.versions) == stores.MAX_VERSIONS + 1
     assert len([*(store.folder / "versions").iterdir()]) == stores.MAX_VERSIONS + 1
-    store.pin("tidy", "")
+    store.approve("tidy")
     assert store.get("tidy").current == store.get("tidy").versions[-1]
 
 

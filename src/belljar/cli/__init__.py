@@ -101,7 +101,7 @@ COMMANDS: dict[str, CommandEntry] = {
 }
 GROUPS: dict[str, CommandGroup] = {
     "skills": CommandGroup(
-        "The skills of sessions: list, show, check, approve, pin, remove, history, export.",
+        "The skills of sessions: list, show, check, approve, remove, history, export.",
         {
             "list": CommandEntry(
                 "skills:list_command", "List the operator's skills and an owner's, and which of them are not in order."
@@ -112,10 +112,9 @@ GROUPS: dict[str, CommandGroup] = {
                 "Check a folder against the Agent Skills format; exits with 1 and tells line and reason if it breaks a"
                 " rule.",
             ),
-            "approve": CommandEntry("skills:approve_command", "Let all sessions of its owner see a saved skill."),
-            "pin": CommandEntry(
-                "skills:pin_command",
-                "Keep one version of a saved skill current, whatever is saved later; without a version, no longer.",
+            "approve": CommandEntry(
+                "skills:approve_command",
+                "Let all sessions of its owner see a saved skill; an earlier version is the current one again.",
             ),
             "remove": CommandEntry(
                 "skills:remove_command", "Remove a saved skill with all its versions, or one of them."

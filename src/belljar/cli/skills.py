@@ -97,19 +97,9 @@ def check_command(folder: Annotated[Path, typer.Argument(help="The folder of a s
 def approve_command(
     name: Name, version: Annotated[str, typer.Argument(help="The latest without it.")] = "", owner: Owner = ""
 ) -> None:
-    """Let all sessions of its owner see a saved skill."""
+    """Let all sessions of its owner see a saved skill; an earlier version is the current one again."""
     approved = _store(load_command_settings(), owner).approve(name, version)
     print(f"{name} {approved.short} is approved")
-
-
-def pin_command(
-    name: Name,
-    version: Annotated[str, typer.Argument(help="The version to keep; none unpins.")] = "",
-    owner: Owner = "",
-) -> None:
-    """Keep one version of a saved skill current, whatever is saved later; without a version, no longer."""
-    pinned = _store(load_command_settings(), owner).pin(name, version)
-    print(f"{name} stays at {pinned.short}" if pinned else f"{name} follows its latest approved version")
 
 
 def remove_command(
@@ -172,8 +162,6 @@ def _worth_listing(skill: SavedSkill) -> list[Version]:
 
 
 def _state(skill: SavedSkill, version: Version) -> str:
-    if version.digest == skill.pinned:
-        return "pinned"
     return "current" if version == skill.current else version.state
 
 

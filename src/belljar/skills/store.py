@@ -64,15 +64,11 @@ class SavedSkill:
 
     name: str
     versions: tuple[Version, ...] = ()
-    pinned: str = ""
-    """The digest of the version that stays current whatever is saved; empty if the latest approved one is."""
 
     @property
     def current(self) -> Version | None:
-        """Return the version that all sessions of the owner see."""
-        approved = [version for version in self.versions if version.state == "approved"]
-        pinned = [version for version in approved if version.digest == self.pinned]
-        return (pinned or approved or [None])[-1]
+        """Return the version that all sessions of the owner see: the latest approved one."""
+        return next((version for version in reversed(self.versions) if version.state == "approved"), None)
 
     def seen_by(self, session_id: str) -> Version | None:
         """Return the version that a session sees: its own latest proposal, else the current one."""
@@ -154,7 +150,7 @@ class OwnerStore:
             if before and before[0].state == "approved":
                 version = replace(version, state="approved")
             others = [each for each in skill.versions if each.digest != version.digest]
-            skills[content.name] = replace(skill, versions=_newest([*others, version], skill.pinned))
+            skills[content.name] = replace(skill, versions=_newest([*others, version]))
             self._check_room(skills)
             self._write_files(content, version)
         return version
@@ -168,15 +164,6 @@ class OwnerStore:
             skills[name] = replace(skill, versions=(*others, version))
         return version
 
-    def pin(self, name: str, digest: str) -> Version | None:
-        """Keep a version current whatever is saved later; an empty digest lets the latest approved one be current."""
-        with self._locked() as skills:
-            skill = self._of(skills, name)
-            version = replace(skill.find(digest), state="approved") if digest else None
-            versions = tuple(version if version and each.digest == version.digest else each for each in skill.versions)
-            skills[name] = replace(skill, versions=versions, pinned=version.digest if version else "")
-        return version
-
     def remove(self, name: str, digest: str = "") -> None:
         """Remove a skill with all its versions, or one of them."""
         with self._locked() as skills:
@@ -185,7 +172,7 @@ class OwnerStore:
             left = tuple(each for each in skill.versions if gone and each.digest != gone)
             del skills[name]
             if left:
-                skills[name] = replace(skill, versions=left, pinned="" if skill.pinned == gone else skill.pinned)
+                skills[name] = replace(skill, versions=left)
 
     def _of(self, skills: Mapping[str, SavedSkill], name: str) -> SavedSkill:
         if name not in skills:
@@ -276,8 +263,8 @@ class SkillStore:
         return self._owners[owner]
 
 
-def _newest(versions: list[Version], pinned: str) -> tuple[Version, ...]:
-    """Return the versions to keep: the latest ones, the pinned one, and the one that is current."""
-    current = SavedSkill("", tuple(versions), pinned).current
-    kept = {each.digest for each in versions[-MAX_VERSIONS:]} | {pinned, current.digest if current else ""}
+def _newest(versions: list[Version]) -> tuple[Version, ...]:
+    """Return the versions to keep: the latest ones, and the one that is current."""
+    current = SavedSkill("", tuple(versions)).current
+    kept = {each.digest for each in versions[-MAX_VERSIONS:]} | {current.digest if current else ""}
     return tuple(each for each in versions if each.digest in kept)
