@@ -35,7 +35,7 @@ def write(folder: Path, name: str, body: str) -> None:
 
 
 def loaded(folder: Path) -> Plugins:
-    return load_plugins(str(folder), with_packages=False)
+    return load_plugins(hooks, str(folder), with_packages=False)
 
 
 def errors(found: Plugins) -> dict[str, str]:
@@ -52,7 +52,7 @@ def own(verdict: Verdict, counted: list[Verdict] | None = None) -> Callable[[], 
 
 
 def test_every_hook_says_in_one_line_what_it_is_for():
-    for name in plugins.HOOKS:
+    for name in Plugins(hooks).hooks:
         (line,) = (getattr(hooks, name).__doc__ or "").strip().splitlines()
         assert line.endswith("."), name
 
@@ -195,7 +195,7 @@ def test_a_package_brings_a_plugin_by_its_entry_point(tmp_path: Path, monkeypatc
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-rules\nVersion: 2.1\n")
     (metadata / "entry_points.txt").write_text("[belljar]\nacme = acme_rules\ngone = acme_rules_gone\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    records = {record.name: record for record in load_plugins().records}
+    records = {record.name: record for record in load_plugins(hooks).records}
     assert records["acme"].origin == "acme-rules 2.1"
     assert records["acme"].hooks == ("judge_tool_call", "judge_code", "after_tool_call")
     assert records["gone"].error == "ModuleNotFoundError: No module named 'acme_rules_gone'"

@@ -20,9 +20,8 @@ from typing import Any, Final, cast
 
 import pluggy
 
-from belljar import hooks
 from belljar.errors import PluginFailed, SettingsError
-from belljar.hooks import HOOK_S, PROJECT, CallEnd, CellFacts, ToolCallFacts, Verdict
+from belljar.facts import PROJECT, CallEnd, CellFacts, ToolCallFacts, Verdict
 
 ENTRY_POINTS: Final = "belljar"
 """The group of entry points that packages bring plugins by."""
@@ -32,7 +31,8 @@ _THREADS: Final = 8
 """Threads for the hooks that are no coroutines; they are the plugins' own, so a hook that hangs takes no other's."""
 _MAX_FILES: Final = 200
 _REASON_CHARS: Final = 300
-HOOKS: Final = tuple(name for name, value in vars(hooks).items() if hasattr(value, f"{PROJECT}_spec"))
+HOOK_S: Final = 10.0
+"""How long one hook of one plugin may take before it counts as failed."""
 _SEVERITY: Final = ("allow", "warn", "ask", "deny")
 WITHOUT: Final = "Do without it; only the operator can change the plugin"
 
@@ -83,6 +83,8 @@ class HookAnswer:
 class Plugins:
     """The plugins of one runtime; `load_plugins` makes it and belljar's own are added by `add`."""
 
+    specs: ModuleType | None = None
+    """The module of the hooks that there are; without one there are none."""
     records: list[PluginRecord] = field(default_factory=list[PluginRecord])
     used_hooks: set[str] = field(default_factory=set[str])
     """The hooks that any plugin, ours included, implements."""
@@ -92,7 +94,14 @@ class Plugins:
     _telling: set[asyncio.Task[list[str]]] = field(default_factory=set[asyncio.Task[list[str]]])
 
     def __post_init__(self) -> None:
-        self._manager.add_hookspecs(hooks)
+        if self.specs is not None:
+            self._manager.add_hookspecs(self.specs)
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Return the names of the hooks that there are, in the order of their module."""
+        specs = vars(self.specs) if self.specs is not None else {}
+        return tuple(name for name, value in specs.items() if hasattr(value, f"{PROJECT}_spec"))
 
     # Registration
 
@@ -110,24 +119,26 @@ class Plugins:
         return record
 
     def _register(self, record: PluginRecord, plugin: object) -> None:
+        if self.specs is None:
+            raise ValueError("there are no hooks here: make these plugins with Plugins(belljar.hooks)")
         found = [name for name in dir(plugin) if self._manager.parse_hookimpl_opts(plugin, name) is not None]
         if not found:
             raise ValueError("it implements no hook: mark its functions with belljar.hooks.hookimpl")
         for name in found:
-            if name not in HOOKS:
-                close = difflib.get_close_matches(name, HOOKS, 1)
+            if name not in self.hooks:
+                close = difflib.get_close_matches(name, self.hooks, 1)
                 raise ValueError(f"there is no hook {name}{f', only {close[0]}' if close else ''}")
             options = self._manager.parse_hookimpl_opts(plugin, name) or {}
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise ValueError(f"{name} is a hook wrapper, which belljar does not call")
-            given = inspect.signature(getattr(hooks, name)).parameters
+            given = inspect.signature(getattr(self.specs, name)).parameters
             if unknown := [each for each in inspect.signature(getattr(plugin, name)).parameters if each not in given]:
                 passed = f"only {', '.join(given)}" if given else "none"
                 raise ValueError(f"{name} takes the argument {unknown[0]}, and the hook passes {passed}")
         if self._manager.has_plugin(record.name):
             raise ValueError("there is another plugin of that name")
         self._manager.register(plugin, record.name)
-        record.hooks = tuple(name for name in HOOKS if name in found)
+        record.hooks = tuple(name for name in self.hooks if name in found)
         self.used_hooks.update(record.hooks)
 
     def fail(self, record: PluginRecord, hook: str, error: BaseException | str) -> str:
@@ -149,10 +160,10 @@ class Plugins:
         """Return who implements a hook, in the order of calls: the latest plugin first, belljar's own last."""
         if hook not in self._known:
             by_name = {record.name: record for record in self.records if record.hooks}
-            caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+            caller: pluggy.HookCaller | None = getattr(self._manager.hook, hook, None)
             found = [
                 Implementation(by_name[each.plugin_name], hook, each.function, (*each.argnames, *each.kwargnames))
-                for each in reversed(caller.get_hookimpls())
+                for each in reversed(caller.get_hookimpls() if caller else ())
             ]
             self._known[hook] = tuple(sorted(found, key=lambda each: each.plugin.is_core))
         return self._known[hook]
@@ -290,9 +301,9 @@ class Plugins:
             self._threads = None
 
 
-def load_plugins(directory: str = "", *, with_packages: bool = True) -> Plugins:
+def load_plugins(specs: ModuleType, directory: str = "", *, with_packages: bool = True) -> Plugins:
     """Return the plugins of installed packages and of the files in a folder; each that fails is recorded as such."""
-    plugins = Plugins()
+    plugins = Plugins(specs)
     if with_packages:
         _load_packages(plugins)
     for file in _files(directory) if directory else ():

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from belljar import hooks
 from belljar.attachments import OperatorSocket, serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
@@ -299,7 +300,7 @@ async def open_runtime(
 
 def open_plugins(settings: Settings) -> Plugins:
     """Return the operator's plugins and belljar's own."""
-    plugins = load_plugins(settings.plugins_directory)
+    plugins = load_plugins(hooks, settings.plugins_directory)
     plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
     plugins.note("privacy", "screen_output")
     plugins.add("sandboxes", OwnProviders())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from belljar import hooks
 from belljar.errors import InvalidArgument, WorkflowInvalid
 from belljar.plugins import load_plugins
 from belljar.policy.guard import Guard, compile_policy
@@ -103,7 +104,7 @@ workflows:
 
 
 async def test_the_examples_fit_the_published_schema():
-    plugins = load_plugins(str(EXAMPLES / "plugins"), with_packages=False)
+    plugins = load_plugins(hooks, str(EXAMPLES / "plugins"), with_packages=False)
     plugins.add("workflows", OwnStepTypes())
     validator = Draft202012Validator(json_schema(step_types(plugins)))
     for path in EXAMPLES.glob("*.yaml"):

@@ -4,6 +4,7 @@ import asyncio
 
 import belljar_template
 
+from belljar import hooks
 from belljar.hooks import CellFacts, ToolCallFacts
 from belljar.plugins import Plugins
 
@@ -15,7 +16,7 @@ def test_recursive_deletion_is_refused():
 
 
 def test_belljar_accepts_it():
-    plugins = Plugins()
+    plugins = Plugins(hooks)
     record = plugins.add("template", belljar_template, "a test")
     assert not record.error
     verdicts = asyncio.run(plugins.judge_code(CellFacts("session", "me", "execution", "#" * 200_000)))

@@ -36,8 +36,8 @@ from belljar.executions.questions import ExecutionQuestions, input_question, que
 from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript
 from belljar.executions.working_folder import FileChanges
+from belljar.facts import CellFacts
 from belljar.files.disk_usage import FolderUsage
-from belljar.hooks import CellFacts
 from belljar.journal.journal import KILLED
 from belljar.kernels.base import Kernel, is_remote
 from belljar.kernels.ipython import IPythonKernel

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from belljar.errors import CodeRejected
-from belljar.hooks import CellFacts, Verdict
+from belljar.facts import CellFacts, Verdict
 from belljar.outputs.events import Raised
 from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection

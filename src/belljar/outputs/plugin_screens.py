@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from belljar.hooks import SessionFacts
+from belljar.facts import SessionFacts
 from belljar.outputs.events import Event, Finished, InputRequest, Notice
 from belljar.outputs.recorder import OutputScreen
 from belljar.plugins import Implementation, PluginRecord, Plugins

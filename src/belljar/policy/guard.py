@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.hooks import Verdict
+from belljar.facts import Verdict
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
 from belljar.policy.cell_syntax import is_quick

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from belljar.hooks import Verdict
+from belljar.facts import Verdict
 from belljar.policy.expressions import Expression, ExpressionFailed
 from belljar.policy.rules import ToolRule, parse_rate
 from belljar.policy.schemas import ArgumentSchema, unfit

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.facts import FormTarget, hookimpl
 from belljar.files.private import make_folder, shown_mode
-from belljar.hooks import FormTarget, hookimpl
 from belljar.inside import MODULES
 from belljar.plugins import Plugins
 

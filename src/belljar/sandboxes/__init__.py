@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 
 from belljar.errors import SandboxUnavailable
-from belljar.hooks import hookimpl
+from belljar.facts import hookimpl
 from belljar.plugins import Plugins
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.installed import ask_checks, load_provider, make_provider

@@ -19,9 +19,9 @@ from belljar.environments.packages import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.executions.policy_check import check_policy
 from belljar.executions.working_folder import DiskQuota
+from belljar.facts import CellFacts, SessionFacts
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
-from belljar.hooks import CellFacts, SessionFacts
 from belljar.outputs.events import Notice, Stream
 from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import Screens

@@ -19,10 +19,10 @@ from belljar.executions.execution import Execution, interrupt_all
 from belljar.executions.inbox import Inbox
 from belljar.executions.shared_folder import SharedFolder
 from belljar.executions.working_folder import DiskQuota
+from belljar.facts import SessionFacts
 from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
-from belljar.hooks import SessionFacts
 from belljar.journal.journal import ExecutionRecord, Journal, new_id
 from belljar.journal.session_records import SessionRecord, SessionRecords, iso
 from belljar.kernels.base import Kernel, pid_of

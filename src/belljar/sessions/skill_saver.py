@@ -13,7 +13,7 @@ from typing import Final
 from belljar.errors import BelljarError, CodeRejected, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.policy_check import check_policy
-from belljar.hooks import CellFacts
+from belljar.facts import CellFacts
 from belljar.models import ExecutionResult
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

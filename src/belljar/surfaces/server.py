@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 
 from belljar.distribution import own_version
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.hooks import hookimpl
+from belljar.facts import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp

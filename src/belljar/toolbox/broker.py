@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 
 from belljar import spans
 from belljar.errors import BelljarError, PluginFailed
-from belljar.hooks import CallEnd, ToolCallFacts, Verdict
+from belljar.facts import CallEnd, ToolCallFacts, Verdict
 from belljar.plugins import Plugins
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (

@@ -6,7 +6,7 @@ The implementations are in `policy` and `privacy`. A session without them uses t
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from belljar.hooks import Verdict
+from belljar.facts import Verdict
 
 
 class CallGuard(Protocol):

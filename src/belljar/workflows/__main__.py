@@ -1,8 +1,7 @@
 """`python -m belljar.workflows --workflow FILE`: the same as `belljar workflow run FILE`."""
 
+import runpy
 import sys
-
-from belljar.cli import main
 
 
 def arguments(given: list[str]) -> list[str]:
@@ -21,4 +20,5 @@ def arguments(given: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(arguments(sys.argv[1:]))
+    sys.argv[1:] = arguments(sys.argv[1:])
+    runpy.run_module("belljar", run_name="__main__", alter_sys=True)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from belljar.hooks import CodeStep, hookimpl
+from belljar.facts import CodeStep, hookimpl
 from belljar.plugins import Plugins
 from belljar.workflows.definition import (
     NAME,
