@@ -199,6 +199,31 @@ def test_the_readme_has_two_commands_and_ci_runs_the_second() -> None:
     assert "\nscripts/test && exit\n" in (ROOT / ".ci/run").read_text()
 
 
+MOST_LONG_ROWS = 25
+"""Rows of CONTRIBUTING's table that name more than six files: ideas without a home. Only ever down."""
+
+
+def test_the_map_for_changes_names_files_that_exist_and_few_of_them() -> None:
+    text = text_of("CONTRIBUTING.md").partition("\n## To change X, open Y\n")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 50
+    missing, long = list[str](), list[str]()
+    for row in rows:
+        names = dict.fromkeys(re.findall(r"`([\w./-]+(?:\.py|\.md|\.js|\.html|\.txt|/))`", row))
+        # A bare name lies in the folder of one before it; some lie in the package itself.
+        folders = [ROOT, ROOT / "src/belljar"]
+        for name in names:
+            found = next((folder / name for folder in reversed(folders) if (folder / name).exists()), None)
+            if found is None:
+                missing.append(f"{name}: {row[:60]}")
+            else:
+                folders.append(found if name.endswith("/") else found.parent)
+        if len(names) > 6:
+            long.append(row[:60])
+    assert missing == []
+    assert len(long) <= MOST_LONG_ROWS, long
+
+
 def test_pictures_of_pages_are_whole_and_say_what_they_show() -> None:
     shown = {link for page in pages() for link in re.findall(r"!\[[^]]+\]\(([^)]+\.svg)\)", text_of(page))}
     assert shown
