@@ -12,7 +12,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
 from belljar.outputs import terminal_text
-from belljar.outputs.comparison import Comparison
 from belljar.outputs.html import highlighted
 from belljar.outputs.script import as_python
 from belljar.policy.cell_syntax import Unreadable, read_cell
@@ -43,7 +42,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "printed text": terminal_text.as_plain,
     "printed text with colours": terminal_text.coloured,
     "a requirement": Requirement,
-    "two outputs": lambda text: Comparison().differences(*(_said(each) for each in (text, text[::-1]))),
 }
 # What is read token by token in Python.
 THOROUGH = ("Markdown of a cell", "code to colour", "code for a policy")
@@ -89,10 +87,6 @@ TEXTS = (
 # IPython reads a cell again for each of its commands, which has a limit; of brackets, YAML reads 1,024 characters again
 # for each.
 BOUNDED = {"code for a policy": COMMANDS, "the description of a skill": tuple("[{")}
-
-
-def _said(text: str) -> object:
-    return Comparison().said([{"output_type": "stream", "name": "stdout", "text": text}])
 
 
 @pytest.mark.parametrize("name", PARSERS)

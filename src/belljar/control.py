@@ -1,4 +1,4 @@
-"""The list of all sessions that running servers give to operators, for `belljar sessions` and `belljar top`.
+"""The list of all sessions that running servers give to operators, for `belljar sessions`.
 
 Each server listens on one socket that only its own user can open. The `op` of the first message says what is wanted: a
 list of all sessions, whose request and answer are in this module, or an attachment to one session (`attachments/`).
@@ -6,7 +6,6 @@ list of all sessions, whose request and answer are in this module, or an attachm
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,20 +41,14 @@ async def list_sessions(registry: "Registry") -> dict[str, Any]:
 
 async def _line(session: "Session") -> dict[str, Any]:
     info = await asyncio.to_thread(session.info)
-    kernel = session.session_kernel.kernel
-    cpu = {"cpu_s": kernel.cpu_s() if kernel else 0.0, "read_at_s": time.monotonic()}
-    return {"principal": session.principal, **cpu, **info.model_dump()}
+    return {"principal": session.principal, **info.model_dump()}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """One session, with the fields that only operators see."""
+    """One session, with its owner, whom only operators see."""
 
     principal: str
-    cpu_s: float
-    """Processor time that its kernel has used."""
-    read_at_s: float
-    """When `cpu_s` was read, by the machine's monotonic clock."""
     info: SessionInfo
 
 
@@ -94,8 +87,9 @@ async def _ask_server(path: Path) -> ServerAnswer | None:
 
 
 def _read(line: dict[str, Any]) -> SessionLine:
-    principal, cpu_s, read_at_s = (line.pop(name) for name in ("principal", "cpu_s", "read_at_s"))
-    return SessionLine(principal, cpu_s, read_at_s, SessionInfo.model_validate(line))
+    # A server of another version may tell more.
+    known = {name: value for name, value in line.items() if name in SessionInfo.model_fields}
+    return SessionLine(line["principal"], SessionInfo.model_validate(known))
 
 
 async def _ask(path: Path) -> list[dict[str, Any]]:

@@ -163,12 +163,12 @@ def test_doctor_tells_what_the_lack_of_an_image_costs(elsewhere: Elsewhere) -> N
 
 
 def test_a_command_of_linux_only_says_so_and_still_has_its_help(elsewhere: Elsewhere) -> None:
-    answer = elsewhere.run("top", "--anything")
+    answer = elsewhere.run("sessions", "--anything")
     assert (answer.status, answer.err.splitlines()[0]) == (
         2,
-        "error: belljar top needs Linux, and this is win32",
+        "error: belljar sessions needs Linux, and this is win32",
     )
-    assert "Watch the sessions" in elsewhere.run("top", "--help").out
+    assert "List the sessions" in elsewhere.run("sessions", "--help").out
 
 
 def test_serve_starts_the_container_and_passes_settings_and_files_on(elsewhere: Elsewhere) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import COMMANDS, GROUPS, CommandEntry, config, load_command, uncollected_imports
+from belljar.cli import COMMANDS, GROUPS, REMOVED, CommandEntry, config, load_command, uncollected_imports
 from belljar.errors import KernelDied, SessionNotFound
 
 Run = Callable[..., Any]
@@ -130,6 +130,14 @@ def test_an_error_of_ours_is_two_lines_on_stderr_and_an_exit_code(
     outcome = belljar("config")
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err == f"error: {error.args[0]}\nhint: Make one\n"
+
+
+@pytest.mark.parametrize("words", [["top"], ["top", "--once"], ["replay", "a.ipynb", "--json"], ["replay", "--help"]])
+def test_a_removed_command_says_what_to_use_instead(belljar: Run, words: list[str]) -> None:
+    outcome = belljar(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == f"error: belljar {words[0]} was removed\nhint: {REMOVED[words[0]]}\n"
+    assert words[0] not in belljar("--help").out.split()
 
 
 def test_an_unknown_command_is_refused_on_stderr_in_plain_text(belljar: Run) -> None:

@@ -1,6 +1,16 @@
+import asyncio
+import io
 import json
+import os
+import pty
+import select
+import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +21,29 @@ from ran_sessions import ran
 
 import belljar as package
 from belljar.cli.sessions import duration
-from belljar.cli.streams import columns, fitted
+from belljar.cli.streams import columns, draw_screen, fitted
+from belljar.control import SessionLine, ask_servers
 from belljar.environments import Environment
 from belljar.journal.journal import open_journal
 from belljar.journal.session_records import SessionRecords
+from belljar.models import SessionInfo
+from live_server import clean_environment
 
 Run = Callable[..., Any]
+SESSION = SessionInfo(
+    session_id="a" * 32,
+    environment="default",
+    kernel="ipython",
+    sandbox="namespace",
+    state="idle",
+    created_at="2026-11-19T12:00:00Z",
+    last_used_at="2026-11-19T12:00:00Z",
+    expires_at="2026-11-19T13:00:00Z",
+    age_s=60,
+    memory_mb=90,
+    executions=7,
+    files=2,
+)
 
 
 @pytest.fixture
@@ -133,3 +160,114 @@ def _bind(server: socket.socket, folder: Path) -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0s"), (59, "59s"), (61, "1m01s"), (3_700, "1h01m")])
 def test_an_age_is_shown_in_its_two_largest_units(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+# --watch
+
+
+class Terminal:
+    """The other end of a terminal that the command runs in."""
+
+    def __init__(self, descriptor: int, process: "subprocess.Popen[bytes]") -> None:
+        self._descriptor = descriptor
+        self.process = process
+        self.seen = b""
+
+    def wait_for(self, text: bytes, start: int = 0) -> None:
+        deadline = time.monotonic() + 30
+        while text not in self.seen[start:]:
+            assert select.select([self._descriptor], [], [], max(0, deadline - time.monotonic()))[0], self.seen
+            try:
+                self.seen += os.read(self._descriptor, 65_536)
+            except OSError:  # the command has closed its end
+                assert text in self.seen[start:], self.seen
+
+
+@contextmanager
+def terminal(data_directory: Path) -> Generator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "belljar", "sessions", "--watch"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**clean_environment(BELLJAR_DATA_DIRECTORY=data_directory), "TERM": "xterm", "COLUMNS": "120"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_an_interrupt_ends_the_watch_without_a_word(tmp_path: Path) -> None:
+    with terminal(tmp_path) as screen:
+        screen.wait_for(b"no running server uses")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.process.wait(10) == 0
+    assert b"Traceback" not in screen.seen
+
+
+@pytest.mark.anyio
+async def test_sessions_come_and_go_while_it_watches(default_environment: Environment, tmp_path: Path) -> None:
+    flags: dict[str, object] = {"data_directory": tmp_path, "environment": str(default_environment.python)}
+    with terminal(tmp_path) as screen:
+        await anyio.to_thread.run_sync(screen.wait_for, b"no running server uses")
+        async with package.open_engine(**flags, fork_start=False) as engine, engine.open_session() as session:
+            await anyio.to_thread.run_sync(screen.wait_for, session.id[:12].encode())
+        seen = len(screen.seen)
+        await anyio.to_thread.run_sync(screen.wait_for, b"no running server uses", seen)
+
+
+def test_where_there_is_no_terminal_each_look_is_whole_and_a_note_comes_once(tmp_path: Path) -> None:
+    """Of JSON each look is a line, as of tables, and a reader that has seen enough ends the watch."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "belljar", "sessions", "--watch", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(BELLJAR_DATA_DIRECTORY=tmp_path),
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert [process.stdout.readline() for _ in range(3)] == [b"[]\n"] * 3
+        process.stdout.close()
+        told = process.stderr.read()
+        assert process.wait(10) == 141
+    assert told.count(b"no sessions: ") == 1
+    assert b"Traceback" not in told
+
+
+@pytest.mark.parametrize(("width", "height"), [(160, 20), (80, 10), (40, 6)])
+def test_what_is_drawn_fits_its_screen(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", str(height))
+    for count in (height - 1, height, 50):
+        drawn = io.StringIO()
+        draw_screen(drawn, [f"{number} {'cause ' * 40}\x1b]0;title\x07" for number in range(count)])
+        lines = drawn.getvalue().removeprefix("\x1b[H").removesuffix("\x1b[J").replace("\x1b[K", "").splitlines()
+        assert len(lines) < height
+        assert max(map(len, lines)) <= width
+        assert "\x1b" not in "".join(lines)
+        assert lines[-1].startswith("… and ") == (count >= height)
+
+
+@pytest.mark.anyio
+async def test_a_server_of_another_version_may_tell_more_of_its_sessions(tmp_path: Path) -> None:
+    told = {"principal": "local", "cpu_s": 1.0, **SESSION.model_dump()}
+    folder = tmp_path / "runs" / f"{os.getpid()}-other"
+    folder.mkdir(parents=True)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(json.dumps({"sessions": [told]}).encode() + b"\n")
+        writer.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        server = await asyncio.start_unix_server(answer, "operator.sock")
+    async with server:
+        (asked,) = await ask_servers(tmp_path)
+    assert asked.sessions == [SessionLine("local", SESSION)]

@@ -133,7 +133,6 @@ async def hostile_server(
     "words",
     [
         ["sessions"],
-        ["top", "--once"],
         ["export", "SESSION", "-o", "-", "--format", "md"],
         ["export", "SESSION", "-o", "-", "--format", "ipynb"],
         ["export", f"nope{HOSTILE}".replace("\0", ""), "-o", "-", "--format", "md"],

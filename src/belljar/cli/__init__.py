@@ -62,17 +62,14 @@ COMMANDS: dict[str, CommandEntry] = {
         takes_rest=True,
         elsewhere="elsewhere:run_command",
     ),
-    "sessions": CommandEntry("sessions:command", "List the sessions of all running servers of this data directory."),
-    "top": CommandEntry(
-        "top:command", "Watch the sessions of all running servers of this data directory; q or Ctrl-C ends."
+    "sessions": CommandEntry(
+        "sessions:command",
+        "List the sessions of all running servers of this data directory, once or, with --watch, every second.",
     ),
     "console": CommandEntry(
         "console:command", "Open the console: sessions, cells and their output, live, in a browser."
     ),
     "export": CommandEntry("export:command", "Save everything a session ran, with its output."),
-    "replay": CommandEntry(
-        "replay:command", "Run a notebook in a fresh session and compare what it says with what is stored in it."
-    ),
     "attach": CommandEntry(
         "attach:command",
         "Share a live session: its variables and files, and what others run in it while you look on.",
@@ -98,6 +95,11 @@ COMMANDS: dict[str, CommandEntry] = {
     "install": CommandEntry("install:command", "Tell an MCP client how to start belljar.", elsewhere="install:command"),
     "key": CommandEntry("key:command", "Make a bearer key for HTTP.", elsewhere="key:command"),
     "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
+}
+# Commands of earlier versions, and what to use instead.
+REMOVED: dict[str, str] = {
+    "replay": "Run the notebook in Jupyter or papermill; `belljar jupyter install` gives them a sealed kernel",
+    "top": "Use `belljar sessions --watch`",
 }
 GROUPS: dict[str, CommandGroup] = {
     "skills": CommandGroup(
@@ -298,6 +300,8 @@ def application() -> TyperGroup:
     root.callback()(_belljar)
     group = cast("TyperGroup", typer.main.get_command(root))
     _add_commands(group, COMMANDS)
+    for name in REMOVED:
+        group.add_command(RemovedCommand(name, hidden=True))
     for name, entry in GROUPS.items():
         subgroup = TyperGroup(
             name=name, help=entry.help, short_help=entry.help, no_args_is_help=True, rich_markup_mode=None
@@ -329,6 +333,14 @@ def uncollected_imports() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+class RemovedCommand(TyperCommand):
+    """A command of an earlier version, which only says what to use instead."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Refuse whatever is asked of it, its help included."""
+        raise UsageError(f"belljar {self.name} was removed", hint=REMOVED[self.name or ""])
 
 
 class LazyCommand(TyperCommand):

@@ -95,7 +95,7 @@ def command(
         files=tuple(files or ()),
         out_told_as=out_told_as,
     )
-    raise typer.Exit(run(single_session_settings(load_command_settings(flags)), request))
+    raise typer.Exit(run(_single_session_settings(load_command_settings(flags)), request))
 
 
 def _read_code(file: str | None, code: str | None) -> str:
@@ -119,7 +119,7 @@ def _looks_like_code(name: str) -> bool:
     return not name.endswith((".py", ".ipynb")) and any(sign in name for sign in " ()=+*'\"\n")
 
 
-def single_session_settings(settings: Settings) -> Settings:
+def _single_session_settings(settings: Settings) -> Settings:
     """Return the settings without what a single session does not need, unless the person set it."""
     return settings.model_copy(
         update={name: value for name, value in _SINGLE_SESSION.items() if name not in settings.model_fields_set}
@@ -152,7 +152,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         folder = out or download_folder(settings.download_directory, session.id)
         saver = OutputSaver(session, folder, told_as=request.out_told_as)
         stream = session.stream(request.code, on_input=StandardInput().answer if request.is_stdin_free else None)
-        with interrupt_on_sigint(session):
+        with _interrupt_on_sigint(session):
             async for event in stream:
                 saver.add(event)
                 await printer.show(event)
@@ -208,7 +208,7 @@ async def prepare_environment(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def interrupt_on_sigint(session: SessionHandle) -> Generator[None]:
+def _interrupt_on_sigint(session: SessionHandle) -> Generator[None]:
     """Interrupt the session's code on the first Ctrl-C, and cancel the current task, which ends it, on the second."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()

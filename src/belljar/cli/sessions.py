@@ -1,15 +1,17 @@
 """`belljar sessions`: the sessions of every server that uses this data directory, and those that sleep in it."""
 
 import asyncio
+import contextlib
 import json
 import sys
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Never
 
 import typer
 
-from belljar.cli.streams import table
+from belljar.cli.streams import draw_screen, table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
 from belljar.settings import Settings, load_command_settings
@@ -23,6 +25,7 @@ _TITLES = (
     "environment",
     "sandbox",
     "memory",
+    "gpu",
     "cells",
     "files",
     "checkpoints",
@@ -33,47 +36,100 @@ _TITLES = (
     "last",
 )
 # What a narrow terminal is spared, the least needed first.
-_SPARE = ("expires", "sandbox", "checkpoints", "server", "owner", "environment", "files", "age")
+_SPARE = ("expires", "sandbox", "checkpoints", "server", "owner", "gpu", "environment", "files", "age")
 _CAUSE_CHARACTERS = 60
 _ABANDONED = "its server was killed; the next one recovers it"
 _ID_CHARACTERS = 12
+_WATCH_S = 1.0
 
 
 def command(
     has_asleep: Annotated[
         bool, typer.Option("--all", help="Also those that sleep on disk, which any call wakes, and folders of others.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out or shortened.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON, with nothing left out or shortened; with --watch, a line a look."),
+    ] = False,
+    is_watching: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second; Ctrl-C ends.")] = False,
     data_directory: Annotated[Path | None, typer.Option(help="Data directory of the servers.")] = None,
 ) -> None:
-    """List the sessions of all running servers of this data directory.
+    """List the sessions of all running servers of this data directory, once or, with --watch, every second.
 
     With --all also those that sleep on disk, and folders that the journal has no record of. On a terminal the table
     fits it: ids are cut to what other commands need, and columns that do not fit are left out. In a pipe or a file it
     is whole.
     """
     settings = load_command_settings({"data_directory": data_directory})
+    if is_watching:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(settings, has_asleep=has_asleep, as_json=as_json)
+        return
+    look = _look(settings, has_asleep=has_asleep)
+    _print_notes(look.notes)
+    if as_json:
+        print(json.dumps(look.as_json(), indent=2))
+    elif look.rows:
+        print(look.table())
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The sessions at one moment, and what to say beside them."""
+
+    rows: list[tuple[int | None, str, SessionInfo]]
+    """Server (None for one that is only on disk), owner and session."""
+    notes: list[str]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in self.rows]
+
+    def table(self) -> str:
+        """Return the table; empty when there is no session."""
+        rows = [_row(pid, owner, info) for pid, owner, info in self.rows]
+        return table([_TITLES, *rows], spare=_SPARE) if rows else ""
+
+
+def _look(settings: Settings, *, has_asleep: bool) -> _Look:
     folder = settings.data_directory
     found, silent = asyncio.run(ask_sessions(folder))
     rows: list[tuple[int | None, str, SessionInfo]] = [*found]
+    notes = [f"warning: the server with pid {pid} did not answer" for pid in silent]
     if has_asleep:
         live = {info.session_id for _, _, info in found}
         # A server that does not answer may have the sessions that are on disk as live ones.
         on_disk = _on_disk(settings, has_abandoned=not silent)
         rows += [(None, owner, info) for owner, info in on_disk if info.session_id not in live]
-        _tell_unrecorded(folder, [info for owner, info in on_disk if not owner])
-    for pid in silent:
-        print(f"warning: the server with pid {pid} did not answer", file=sys.stderr)
-    if as_json:
-        lines = [{"server": pid, "owner": owner, **info.model_dump(mode="json")} for pid, owner, info in rows]
-        print(json.dumps(lines, indent=2))
-    elif rows:
-        print(table([_TITLES, *(_row(pid, owner, info) for pid, owner, info in rows)], spare=_SPARE))
-    elif has_asleep:
-        print(f"no sessions in {folder}, awake or asleep", file=sys.stderr)
-    else:
-        print(f"no sessions: no running server uses {folder}, or none has any", file=sys.stderr)
-        print("hint: --all also lists those that sleep on disk", file=sys.stderr)
+        notes += _on_unrecorded(folder, sum(not owner for owner, _ in on_disk))
+    if not rows and has_asleep:
+        notes.append(f"no sessions in {folder}, awake or asleep")
+    elif not rows:
+        notes.append(f"no sessions: no running server uses {folder}, or none has any")
+        notes.append("hint: --all also lists those that sleep on disk")
+    return _Look(rows, notes)
+
+
+def _print_notes(notes: list[str]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+def _watch(settings: Settings, *, has_asleep: bool, as_json: bool) -> Never:
+    """Look every second: on a terminal the table stays in its place, elsewhere one follows the other."""
+    notes: list[str] = []
+    while True:
+        look = _look(settings, has_asleep=has_asleep)
+        if sys.stdout.isatty() and not as_json:
+            draw_screen(sys.stdout, [*look.table().splitlines(), *look.notes])
+        else:
+            if look.notes != notes:
+                _print_notes(look.notes)
+            notes = look.notes
+            if as_json:
+                print(json.dumps(look.as_json()), flush=True)
+            elif look.rows:
+                print(f"{look.table()}\n", flush=True)
+        time.sleep(_WATCH_S)
 
 
 def live_sessions(incomplete: str) -> list[tuple[str, str]]:
@@ -106,12 +162,15 @@ def _on_disk(settings: Settings, *, has_abandoned: bool) -> list[tuple[str, Sess
     return [(entry.principal, sleeping_info(entry, sandbox=sandbox, keep_days=keep_days)) for entry in entries]
 
 
-def _tell_unrecorded(folder: Path, unrecorded: list[SessionInfo]) -> None:
-    """Say where the files of sessions without a record are."""
-    if unrecorded:
-        some = "1 folder" if len(unrecorded) == 1 else f"{len(unrecorded)} folders"
-        print(f"the journal has no record of {some}: files are in {folder}/sessions/ID/workspace", file=sys.stderr)
-        print("hint: `belljar journal salvage --owner NAME` lets somebody use them again", file=sys.stderr)
+def _on_unrecorded(folder: Path, count: int) -> list[str]:
+    """Return where the files of sessions without a record are."""
+    if not count:
+        return []
+    some = "1 folder" if count == 1 else f"{count} folders"
+    return [
+        f"the journal has no record of {some}: files are in {folder}/sessions/ID/workspace",
+        "hint: `belljar journal salvage --owner NAME` lets somebody use them again",
+    ]
 
 
 def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:
@@ -121,6 +180,7 @@ def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:
         info.environment,
         info.sandbox,
         f"{info.memory_mb:.0f} MB",
+        f"{info.gpu_memory_mb:.0f} MB" if info.gpus else "-",
         str(info.executions),
         "-" if info.files is None else str(info.files),
         str(info.checkpoints),

@@ -181,6 +181,16 @@ class GuardedStream:
             self.stream.write(self._encodable(text))
             self.stream.flush()
 
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show lines in place of what the terminal shows, cut to its size."""
+        width, height = shutil.get_terminal_size()
+        if len(lines) >= height:
+            lines = [*lines[: height - 2], f"… and {len(lines) - height + 2} more"]
+        text = "".join(f"{one_line(line)[:width]}\x1b[K\n" for line in lines)
+        with self._noticing_its_end():
+            self.stream.write(self._encodable(f"\x1b[H{text}\x1b[J"))
+            self.stream.flush()
+
     @contextmanager
     def _noticing_its_end(self) -> Generator[None]:
         """Note a broken pipe, and write to /dev/null from there on, because Python would report it again at exit."""
@@ -221,6 +231,12 @@ def write_output(stream: TextIO, text: str) -> None:
     """Write output that the person asked for to stdout or stderr."""
     guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
     guarded.write_output(text)
+
+
+def draw_screen(stream: TextIO, lines: Sequence[str]) -> None:
+    """Show lines on a terminal, in place of what it shows."""
+    guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
+    guarded.draw(lines)
 
 
 def raw_stream(stream: TextIO) -> TextIO:
