@@ -1,6 +1,6 @@
 """JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
 
-A message is one line of JSON. The operator's socket (`control.py`, `attachments/`, `monitor/operator_socket.py`), the
+A message is one line of JSON. The operator's socket (`control.py`, `attachments/`, `engine/operator_socket.py`), the
 tool server (`toolbox/session_server.py`), and the package and transfer servers (`provisioning/request_server.py`) speak
 through here. A session's messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read
 is `Malformed`, never another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer

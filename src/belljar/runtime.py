@@ -1,4 +1,4 @@
-"""The engine: opens everything that the settings call for, in order, and closes it again.
+"""The runtime: opens everything that the settings call for, in order, and closes it again.
 
 The surfaces, the CLI and the Python API start here.
 """
@@ -56,7 +56,7 @@ from belljar.workflows.step_types import OwnStepTypes, step_types
 from belljar.workflows.workflows import Workflows, open_workflows
 
 if TYPE_CHECKING:
-    from belljar.monitor.local import LocalMonitor
+    from belljar.engine.local import LocalEngine
 
 RETRY_S = 30.0
 KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
@@ -73,28 +73,28 @@ class Preparation:
     """The state of the process that sessions are forked from; `none` where there will not be one."""
 
 
-class LateMonitor:
+class LateEngine:
     """What people see of a runtime's sessions, made when somebody first looks: most servers are never looked at."""
 
     def __init__(self, registry: Registry, data_directory: Path, name: str) -> None:
-        self._made: LocalMonitor | None = None
+        self._made: LocalEngine | None = None
         self._registry = registry
         self._data_directory = data_directory
         self._name = name
 
-    def get(self) -> "LocalMonitor":
-        """Return the monitor."""
-        from belljar.monitor.local import LocalMonitor
+    def get(self) -> "LocalEngine":
+        """Return the engine, made at the first call."""
+        from belljar.engine.local import LocalEngine
 
         if self._made is None:
-            self._made = LocalMonitor(self._registry, self._data_directory, self._name)
+            self._made = LocalEngine(self._registry, self._data_directory, self._name)
         return self._made
 
     async def serve(self, stream: MessageStream) -> None:
-        """Answer a connection to the operator's socket with one call of the monitor."""
-        from belljar.monitor.operator_socket import serve_monitor
+        """Answer a connection to the operator's socket with one call of the engine."""
+        from belljar.engine.operator_socket import serve_engine
 
-        await serve_monitor(self.get(), stream)
+        await serve_engine(self.get(), stream)
 
     async def aclose(self) -> None:
         """End its threads; may be called twice."""
@@ -104,7 +104,7 @@ class LateMonitor:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The running engine, as surfaces use it."""
+    """What is open while a server runs, as surfaces use it."""
 
     settings: Settings
     provider: Provider
@@ -121,7 +121,7 @@ class Runtime:
     name: str
     """The name of this server among those of its data directory."""
     operators: OperatorSocket
-    late_monitor: "LateMonitor"
+    late_engine: "LateEngine"
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
@@ -147,7 +147,7 @@ async def open_runtime(
     takes_runs: bool = False,
     on_prepared: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Runtime]:
-    """Open the engine; when it closes, everything it created is removed or released.
+    """Open a runtime; when it closes, everything it created is removed or released.
 
     Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, as
     servers have it, it goes on with the runs of workflows that nobody drives, and looks out for other servers.
@@ -241,9 +241,9 @@ async def open_runtime(
                     fills_pool=prepares,
                 ) as registry,
                 serve_operators(run.folder, registry) as operators,
-                aclosing(LateMonitor(registry, settings.data_directory, name)) as late_monitor,
+                aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,
             ):
-                operators.serve_monitor = late_monitor.serve
+                operators.serve_engine = late_engine.serve
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()
@@ -290,7 +290,7 @@ async def open_runtime(
                             plugins,
                             name,
                             operators,
-                            late_monitor,
+                            late_engine,
                             toolbox,
                             library,
                         )

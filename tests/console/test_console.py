@@ -422,7 +422,7 @@ open('data/fake.png', 'wb').write(b'<svg onload=alert(1)>')
 
 async def test_cookies_are_for_https_where_the_public_address_is(place: Place) -> None:
     sign_in = BrowserSignIn(verifier=place.console.sign_in._verifier, public_url="https://jar.example.org")
-    app = console_app(place.runtime.late_monitor.get(), sign_in, place.runtime.settings)
+    app = console_app(place.runtime.late_engine.get(), sign_in, place.runtime.settings)
     transport = httpx.ASGITransport(app)
     own = {"Sec-Fetch-Site": "same-origin"}
     async with httpx.AsyncClient(transport=transport, base_url="http://jar.example.org", headers=own) as behind:

@@ -19,9 +19,9 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ElicitResult
 
+from belljar.engine.contract import Access
 from belljar.environments import Environment
 from belljar.executions.inbox import InboxQuestion
-from belljar.monitor.base import Access
 from task_clients import TaskFollower, ask
 from waiting import until
 from workflow_texts import code, workflow
@@ -171,16 +171,16 @@ async def test_a_clients_every_way_to_answer_a_run_leaves_the_operators_question
 
 
 async def test_only_an_operator_who_looks_counts_as_somebody_to_ask(place: Place) -> None:
-    monitor, inbox = place.runtime.late_monitor.get(), place.runtime.sessions.inbox
+    engine, inbox = place.runtime.late_engine.get(), place.runtime.sessions.inbox
     inbox._rule = "present"
     try:
-        await monitor.note_presence(Access("key:agent", name="agent"))
+        await engine.note_presence(Access("key:agent", name="agent"))
         assert inbox.may_ask("key:agent")
         async with calling(place, "agent") as agent:
             looked = await agent.execute(LOOKS)
             assert looked.status == "rejected"
             assert "nobody could be asked" in str(looked.error)
-        await monitor.note_presence(Access("key:olga", is_operator=True, name="olga"))
+        await engine.note_presence(Access("key:olga", is_operator=True, name="olga"))
         assert inbox.may_ask("key:agent", in_console=True)
     finally:
         inbox._rule = "always"

@@ -1,6 +1,6 @@
 """What a person is told of a question at the inbox: who asks, about which code or call, and under which rule.
 
-Through both implementations of `Monitor`, and on the page.
+Through both implementations of `Engine`, and on the page.
 """
 
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from consoles import Place, opened_place
 
+from belljar.engine.contract import Access
+from belljar.engine.remote import RemoteEngine
 from belljar.environments import Environment
 from belljar.executions.inbox import InboxQuestion
-from belljar.monitor.base import Access
-from belljar.monitor.remote import RemoteMonitor
 from belljar.toolbox.question_subjects import SubjectFinding, call_subject, code_subject
 from waiting import until
 
@@ -68,13 +68,13 @@ async def asked(place: Place, code: str) -> InboxQuestion:
     # All in one session, because each takes a while to start.
     sessions = place.runtime.sessions.all()
     running = await place.agent.execute(code, sessions[0].id if sessions else "", wait_s=0)
-    remote = RemoteMonitor(place.runtime.settings.data_directory)
+    remote = RemoteEngine(place.runtime.settings.data_directory)
 
     async def found() -> list[InboxQuestion]:
         return [one for one in await remote.questions(OPERATOR) if one.execution_id == running.execution_id]
 
     (question,) = await until(found)
-    own = await place.runtime.late_monitor.get().questions(OPERATOR)
+    own = await place.runtime.late_engine.get().questions(OPERATOR)
     assert question in own
     return question
 

@@ -41,8 +41,8 @@ class ConsoleRequest(Model):
     op: Literal["console"] = "console"
 
 
-class MonitorRequest(Model):
-    """As first message: call methods of the server's monitor, as `monitor/remote.py` does."""
+class EngineRequest(Model):
+    """As first message: call methods of the server's engine, as `engine/remote.py` does."""
 
     op: Literal["monitor"] = "monitor"
 
@@ -323,7 +323,7 @@ ToClient = Annotated[
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | MonitorRequest | InboxRequest
+FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | EngineRequest | InboxRequest
 first: TypeAdapter[FirstMessage] = TypeAdapter(Annotated[FirstMessage, Field(discriminator="op")], config=_LATE)
 numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

@@ -40,7 +40,7 @@ class OperatorSocket:
     registry: Registry
     console_link: Callable[[], ConsoleLink] | None = None
     """Makes a link to the console; None where the server has none."""
-    serve_monitor: Callable[[ipc.MessageStream], Awaitable[None]] | None = None
+    serve_engine: Callable[[ipc.MessageStream], Awaitable[None]] | None = None
 
     async def answer(self, stream: ipc.MessageStream) -> None:
         """Answer one connection."""
@@ -54,9 +54,9 @@ class OperatorSocket:
             case messages.ConsoleRequest():
                 link = self.console_link() if self.console_link is not None else ConsoleLink()
                 await stream.send(link.model_dump())
-            case messages.MonitorRequest():
-                if self.serve_monitor is not None:
-                    await self.serve_monitor(stream)
+            case messages.EngineRequest():
+                if self.serve_engine is not None:
+                    await self.serve_engine(stream)
             case _:
                 await _AttachedPeer(stream, self.registry).run(wanted)
 

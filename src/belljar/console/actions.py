@@ -1,6 +1,6 @@
 """What a person does in a session with forms of its page: run a cell, interrupt, fork, rewind, upload, end.
 
-Every action goes through `Monitor` under the person's name. Works without scripts: each form posts and comes back.
+Every action goes through `Engine` under the person's name. Works without scripts: each form posts and comes back.
 """
 
 from typing import Final
@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from belljar.console.forms import MAX_FIELDS, sent_values
+from belljar.engine.contract import Access, Engine
 from belljar.errors import InvalidArgument, TooLarge
-from belljar.monitor.base import Access, Monitor
 
 _MAX_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
 _FORM_BYTES: Final = 64 * 1024
@@ -22,8 +22,8 @@ _ANSWER_BYTES: Final = 1024 * 1024
 class SessionActions:
     """The forms of a session's page."""
 
-    def __init__(self, monitor: Monitor, *, max_upload_bytes: int) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, *, max_upload_bytes: int) -> None:
+        self._engine = engine
         self._max_upload_bytes = max_upload_bytes
 
     async def serve(self, request: Request) -> Response:
@@ -41,7 +41,7 @@ class SessionActions:
                 name = fields.get("name", "").strip() or (file.filename or "").replace("\\", "/").rpartition("/")[2]
                 folder = fields.get("folder")
                 path = f"{folder.strip('/')}/{name}" if folder else name
-                await self._monitor.write_file(access, session_id, path, await file.read())
+                await self._engine.write_file(access, session_id, path, await file.read())
                 return _back(session_id) if folder is None else _to_files(session_id, folder)
         return await self._act(access, session_id, act, fields)
 
@@ -52,7 +52,7 @@ class SessionActions:
         if not length.isdecimal() or int(length) > _FORM_BYTES:
             raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
         async with request.form(max_files=0, max_fields=5) as form:
-            made = await self._monitor.create(access, reason=str(form.get("reason", "")).strip()[:200])
+            made = await self._engine.create(access, reason=str(form.get("reason", "")).strip()[:200])
         return _back(made.session_id)
 
     async def answer(self, request: Request) -> Response:
@@ -64,31 +64,31 @@ class SessionActions:
             raise TooLarge(f"the answer has more than {_ANSWER_BYTES:,} bytes")
         async with request.form(max_files=0, max_fields=2 * MAX_FIELDS) as form:
             sent = {name: value for name, value in form.items() if isinstance(value, str)}
-        asked = next((one for one in await self._monitor.questions(access) if one.id == question_id), None)
+        asked = next((one for one in await self._engine.questions(access) if one.id == question_id), None)
         action = "decline" if sent.get("action") == "decline" else "accept"
         values = sent_values(asked.fields, sent) if asked is not None and action == "accept" else {}
-        await self._monitor.answer(access, question_id, action, values)
+        await self._engine.answer(access, question_id, action, values)
         return RedirectResponse("/console/inbox", status_code=303)
 
     async def _act(self, access: Access, session_id: str, act: str, fields: dict[str, str]) -> Response:
-        monitor = self._monitor
+        engine = self._engine
         match act:
             case "run":
                 # Forms end lines as HTTP does; Python would take no notice, but the code is shown again.
-                execution_id = await monitor.run_cell(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
+                execution_id = await engine.run_cell(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
                 return _back(session_id, f"#cell-{execution_id}")
             case "interrupt":
-                await monitor.interrupt(access, session_id)
+                await engine.interrupt(access, session_id)
             case "fork":
-                forked = await monitor.fork(access, session_id, fields.get("at", ""))
+                forked = await engine.fork(access, session_id, fields.get("at", ""))
                 return _back(forked.session_id)
             case "rewind":
-                await monitor.rewind(access, session_id, fields.get("to", ""))
+                await engine.rewind(access, session_id, fields.get("to", ""))
             case "end":
-                await monitor.end(access, session_id)
+                await engine.end(access, session_id)
                 return RedirectResponse("/console", status_code=303)
             case "delete":
-                await monitor.delete_file(access, session_id, fields.get("name", ""))
+                await engine.delete_file(access, session_id, fields.get("name", ""))
                 return _to_files(session_id, fields.get("name", "").rpartition("/")[0])
             case "upload":
                 raise InvalidArgument("no file was chosen", hint="Choose a file first")

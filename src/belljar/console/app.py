@@ -18,8 +18,8 @@ from belljar.console.pages import Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
 from belljar.console.variables import VariablePages
+from belljar.engine.contract import Engine
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
-from belljar.monitor.base import Monitor
 from belljar.settings import Settings
 from belljar.surfaces.api_operations import PREFIX, problem
 from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn
@@ -36,7 +36,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def console_app(
-    monitor: Monitor,
+    engine: Engine,
     sign_in: BrowserSignIn,
     settings: Settings,
     *,
@@ -45,16 +45,16 @@ def console_app(
 ) -> ASGIApp:
     """Return the app for all of `PATHS`; it asks for credentials itself. `serves_mcp`: whether clients connect here."""
     pages = Pages(
-        monitor,
+        engine,
         address=settings.public_url.rstrip("/"),
         serves_mcp=serves_mcp,
         allows_scripts=settings.console_scripts == "ask",
     )
-    variables = VariablePages(monitor, pages.page)
-    frames = Frames(monitor, allows_scripts=settings.console_scripts == "ask")
-    streams = PageStreams(monitor, pages)
-    actions = SessionActions(monitor, max_upload_bytes=settings.max_upload_bytes)
-    files = FilePages(monitor, pages)
+    variables = VariablePages(engine, pages.page)
+    frames = Frames(engine, allows_scripts=settings.console_scripts == "ask")
+    streams = PageStreams(engine, pages)
+    actions = SessionActions(engine, max_upload_bytes=settings.max_upload_bytes)
+    files = FilePages(engine, pages)
     sign_in_pages = SignInPages(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
@@ -93,7 +93,7 @@ def console_app(
         Route("/console/leave", sign_in_pages.sign_out, methods=["POST"]),
         Route("/console/static/{version}/{name}", _static, methods=["GET"]),
         Route("/frames/{execution_id}/{name}", _compressed(frames.serve), methods=["GET"]),
-        *RestApi(monitor, max_upload_bytes=settings.max_upload_bytes).routes(),
+        *RestApi(engine, max_upload_bytes=settings.max_upload_bytes).routes(),
     ]
     app = Starlette(routes=[exact(route) for route in routes], exception_handlers={404: _missing})
     # A path with a slash too many is no path of ours, and a redirect would be one more answer to guard.

@@ -1,4 +1,4 @@
-"""The pages of a session's files: folders, and a look at one file. Reads through `Monitor` and changes nothing.
+"""The pages of a session's files: folders, and a look at one file. Reads through `Engine` and changes nothing.
 
 A file is the session's: nothing of it gets into our document but escaped text, and pictures whose header was checked.
 """
@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from belljar.console.frames import picture_response
 from belljar.console.pages import Pages
+from belljar.engine.contract import Access, Engine
 from belljar.errors import FileMissing
-from belljar.monitor.base import Access, Monitor
 from belljar.outputs.mime_bundles import RASTER
 from belljar.outputs.terminal_text import as_plain
 
@@ -25,8 +25,8 @@ _SUFFIXES: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".jpeg":
 class FilePages:
     """Makes the pages; `pages` puts them into their frame."""
 
-    def __init__(self, monitor: Monitor, pages: Pages) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, pages: Pages) -> None:
+        self._engine = engine
         self._pages = pages
 
     async def folder(self, request: Request) -> Response:
@@ -34,8 +34,8 @@ class FilePages:
         access: Access = request.state.access
         session_id, query = str(request.path_params["session_id"]), request.query_params
         path, after = query.get("path", "")[:_MAX_NAME_CHARS].strip("/"), query.get("after", "")[:_MAX_NAME_CHARS]
-        detail = await self._monitor.session(access, session_id)
-        listing = await self._monitor.files(access, session_id, path, after)
+        detail = await self._engine.session(access, session_id)
+        listing = await self._engine.files(access, session_id, path, after)
         names = path.split("/") if path else []
         steps = [{"name": name, "path": "/".join(names[: place + 1])} for place, name in enumerate(names)]
         shown = listing.model_dump()
@@ -45,8 +45,8 @@ class FilePages:
         """Answer `/console/sessions/ID/view?name=…`: the beginning of a text, or a picture."""
         access: Access = request.state.access
         session_id, name = str(request.path_params["session_id"]), _name(request)
-        detail = await self._monitor.session(access, session_id)
-        part = await self._monitor.read_part(access, session_id, name, 0, _SHOWN_BYTES)
+        detail = await self._engine.session(access, session_id)
+        part = await self._engine.read_part(access, session_id, name, 0, _SHOWN_BYTES)
         is_picture = _mime(name) is not None and part.size <= _MAX_PICTURE_BYTES
         text = None if is_picture else _text(part.content, is_whole=len(part.content) == part.size)
         return await self._pages.page(
@@ -69,7 +69,7 @@ class FilePages:
             raise FileMissing(f"{name[:100]!r} is no picture")
         content = b""
         while True:
-            part = await self._monitor.read_part(access, session_id, name, len(content), _PART_BYTES)
+            part = await self._engine.read_part(access, session_id, name, len(content), _PART_BYTES)
             content += part.content
             if not part.content or len(content) >= min(part.size, _MAX_PICTURE_BYTES):
                 return await picture_response(content, mime)

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cells import FRAMED, MARKDOWN
+from belljar.engine.contract import Access, Engine
 from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
 from belljar.models import Display, OutputEvent
-from belljar.monitor.base import Access, Monitor
 from belljar.outputs.html import TOKENS
 from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
 from belljar.outputs.terminal_text import printable
@@ -79,8 +79,8 @@ _NO_WEBRTC: Final = (
 class Frames:
     """Serves displays to browsers that may see them."""
 
-    def __init__(self, monitor: Monitor, *, allows_scripts: bool) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, *, allows_scripts: bool) -> None:
+        self._engine = engine
         self._allows_scripts = allows_scripts
 
     async def serve(self, request: Request) -> Response:
@@ -96,7 +96,7 @@ class Frames:
         wanted = _NAME.fullmatch(str(request.path_params["name"]))
         if wanted is None:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no such display")
-        event = await self._monitor.event(access, execution_id, int(wanted["sequence"]))
+        event = await self._engine.event(access, execution_id, int(wanted["sequence"]))
         forms = _forms(event)
         if wanted["suffix"] == ".html":
             form = next((forms[mime] for mime in FRAMED if mime in forms), None)
@@ -111,7 +111,7 @@ class Frames:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no such display")
         if form.text is not None:
             return form.text.encode(errors="replace")
-        content = await self._monitor.display(access, execution_id, (form.uri or "").rpartition("/")[2])
+        content = await self._engine.display(access, execution_id, (form.uri or "").rpartition("/")[2])
         if len(content) > _MAX_PAGE_BYTES:
             raise TooLarge(f"the display has {len(content):,} bytes, too many to show", hint="Download it instead")
         return content

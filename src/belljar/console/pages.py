@@ -1,4 +1,4 @@
-"""The pages of the console: what each template gets. Reads through `Monitor` and changes nothing."""
+"""The pages of the console: what each template gets. Reads through `Engine` and changes nothing."""
 
 import asyncio
 from collections.abc import Collection
@@ -11,11 +11,11 @@ from starlette.responses import HTMLResponse, Response
 from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, stored_pages
 from belljar.console.templating import render
 from belljar.console.views import CellView, QuestionView, waterfall
+from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
-from belljar.monitor.base import Access, Monitor, SessionFilter
-from belljar.monitor.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.terminal_text import as_plain
 
@@ -35,8 +35,8 @@ _DECISIONS_SHOWN: Final = 200
 class ScriptProbe:
     """Remembers which stored pages have scripts, so that each is read once."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._known: dict[tuple[str, str], bool] = {}
 
     async def read_new(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
@@ -45,7 +45,7 @@ class ScriptProbe:
             if (execution_id, name) in self._known:
                 continue
             try:
-                content = await self._monitor.display(access, execution_id, name)
+                content = await self._engine.display(access, execution_id, name)
             except BelljarError:
                 content = b""
             self._known[execution_id, name] = await asyncio.to_thread(_has_script, content)
@@ -65,13 +65,13 @@ class Pages:
     """Makes pages and parts of pages."""
 
     def __init__(
-        self, monitor: Monitor, *, address: str = "", serves_mcp: bool = True, allows_scripts: bool = True
+        self, engine: Engine, *, address: str = "", serves_mcp: bool = True, allows_scripts: bool = True
     ) -> None:
-        self._monitor = monitor
+        self._engine = engine
         self._serves_mcp = serves_mcp
         self._address = address
         self._allows_scripts = allows_scripts
-        self.probe = ScriptProbe(monitor)
+        self.probe = ScriptProbe(engine)
 
     # Sessions
 
@@ -82,7 +82,7 @@ class Pages:
         wanted = SessionFilter(
             state=query.get("state", ""), owner=query.get("owner", "")[:200], text=query.get("q", "")[:200]
         )
-        found = await self._monitor.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
+        found = await self._engine.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
         live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
         others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
         return await self.page(
@@ -107,11 +107,11 @@ class Pages:
         """Answer `/console/sessions/ID`."""
         access: Access = request.state.access
         session_id = str(request.path_params["session_id"])
-        detail = await self._monitor.session(access, session_id)
-        found = await self._monitor.executions(access, session_id, limit=CELLS_AT_ONCE)
+        detail = await self._engine.session(access, session_id)
+        found = await self._engine.executions(access, session_id, limit=CELLS_AT_ONCE)
         entries = found.items[::-1]
         views = await self.views(access, entries, detail.rewindable)
-        blocks = await self._monitor.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
+        blocks = await self._engine.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
         older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
         return await self.page(
             "session.html",
@@ -132,9 +132,9 @@ class Pages:
         """Answer `/console/sessions/ID/cells`: the cells before a cursor, as a part of the page."""
         access: Access = request.state.access
         session_id = str(request.path_params["session_id"])
-        detail = await self._monitor.session(access, session_id)
+        detail = await self._engine.session(access, session_id)
         cursor = request.query_params.get("cursor", "")
-        found = await self._monitor.executions(access, session_id, cursor, CELLS_AT_ONCE)
+        found = await self._engine.executions(access, session_id, cursor, CELLS_AT_ONCE)
         views = await self.views(access, found.items[::-1], detail.rewindable)
         return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.cell, views))))
 
@@ -142,9 +142,9 @@ class Pages:
         """Answer `/console/sessions/ID/timeline`: cells, what was undone, and where the session can go back to."""
         access: Access = request.state.access
         session_id = str(request.path_params["session_id"])
-        detail = await self._monitor.session(access, session_id)
+        detail = await self._engine.session(access, session_id)
         cursor = request.query_params.get("cursor", "")
-        found = await self._monitor.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
+        found = await self._engine.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
         cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
         forks = await self._forks(access, detail)
         return await self.page("timeline.html", request, session=detail, cells=cells, next=found.next, forks=forks)
@@ -154,7 +154,7 @@ class Pages:
         forks: dict[str, list[SessionDetail]] = {}
         for session_id in detail.forks[-_FORKS_SHOWN:]:
             with suppress(BelljarError):
-                fork = await self._monitor.session(access, session_id)
+                fork = await self._engine.session(access, session_id)
                 forks.setdefault(fork.origin_execution, []).append(fork)
         return forks
 
@@ -162,9 +162,9 @@ class Pages:
         """Answer `/console/sessions/ID/calls`: the tool calls of its latest cells."""
         access: Access = request.state.access
         session_id = str(request.path_params["session_id"])
-        detail = await self._monitor.session(access, session_id)
-        found = await self._monitor.executions(access, session_id, request.query_params.get("cursor", ""))
-        calls = await asyncio.gather(*(self._monitor.calls(access, entry.execution_id) for entry in found.items))
+        detail = await self._engine.session(access, session_id)
+        found = await self._engine.executions(access, session_id, request.query_params.get("cursor", ""))
+        calls = await asyncio.gather(*(self._engine.calls(access, entry.execution_id) for entry in found.items))
         rows = [
             (CellView(entry, [], ""), waterfall(made)) for entry, made in zip(found.items, calls, strict=True) if made
         ]
@@ -175,8 +175,8 @@ class Pages:
     async def inbox(self, request: Request) -> Response:
         """Answer `/console/inbox`."""
         access: Access = request.state.access
-        ended = await self._monitor.questions(access, "ended")
-        questions = [QuestionView.of(entry, access) for entry in await self._monitor.questions(access)]
+        ended = await self._engine.questions(access, "ended")
+        questions = [QuestionView.of(entry, access) for entry in await self._engine.questions(access)]
         shown = ended[:_ENDED_SHOWN]
         return await self.page("inbox.html", request, questions=questions, ended=shown, before=[], only=False)
 
@@ -184,8 +184,8 @@ class Pages:
         """Answer `GET /console/inbox/ID`: one question, whether it waits or not."""
         access: Access = request.state.access
         question_id = str(request.path_params["question_id"])
-        waiting = [one for one in await self._monitor.questions(access) if one.id == question_id]
-        ended = [one for one in await self._monitor.questions(access, "ended") if one.id == question_id]
+        waiting = [one for one in await self._engine.questions(access) if one.id == question_id]
+        ended = [one for one in await self._engine.questions(access, "ended") if one.id == question_id]
         if not waiting and not ended:
             raise QuestionNotFound(f"there is no question {question_id[:80]!r}", hint="The inbox lists those that wait")
         questions, before = ([QuestionView.of(entry, access) for entry in found] for found in (waiting, ended))
@@ -198,7 +198,7 @@ class Pages:
     async def page(self, template: str, request: Request, **values: Any) -> Response:
         """Return a page with what all pages have."""
         access: Access = request.state.access
-        waiting = len(await self._monitor.questions(access))
+        waiting = len(await self._engine.questions(access))
         everything = {"access": access, "path": request.url.path, "waiting": waiting, **values}
         # In a thread, because the output of fifty cells may take seconds to colour.
         return HTMLResponse(await asyncio.to_thread(render, template, **everything))
@@ -209,9 +209,9 @@ class Pages:
         """Answer `/console/executions/ID`: every line of its output, a page at a time, and its tool calls."""
         access: Access = request.state.access
         execution_id, query = str(request.path_params["execution_id"]), request.query_params
-        entry = await self._monitor.execution(access, execution_id)
+        entry = await self._engine.execution(access, execution_id)
         text = query.get("q", "")[:200]
-        lines = await self._monitor.lines(access, execution_id, _line_number(request), _LINES_AT_ONCE, text)
+        lines = await self._engine.lines(access, execution_id, _line_number(request), _LINES_AT_ONCE, text)
         await highlight([entry.code])
         return await self.page(
             "execution.html",
@@ -220,8 +220,8 @@ class Pages:
             lines=lines,
             count=_LINES_AT_ONCE,
             q=text,
-            decisions=await self._monitor.decisions(access, execution_id=execution_id),
-            calls=waterfall(await self._monitor.calls(access, execution_id)),
+            decisions=await self._engine.decisions(access, execution_id=execution_id),
+            calls=waterfall(await self._engine.calls(access, execution_id)),
             plain=as_plain,
         )
 
@@ -229,14 +229,14 @@ class Pages:
         """Answer `/console/executions/ID/lines`: some lines, as a part of the page."""
         access: Access = request.state.access
         execution_id = str(request.path_params["execution_id"])
-        lines = await self._monitor.lines(access, execution_id, _line_number(request), _WINDOW_LINES)
+        lines = await self._engine.lines(access, execution_id, _line_number(request), _WINDOW_LINES)
         return HTMLResponse(render("_lines.html", lines=lines, plain=as_plain))
 
     async def decisions(self, request: Request) -> Response:
         """Answer `/console/decisions`, filtered by session, rule or tool, and by what was decided."""
         query = request.query_params
         wanted, decision = query.get("q", "")[:200], query.get("decision", "")[:40]
-        found = await self._monitor.decisions(request.state.access, limit=_MAX_DECISIONS)
+        found = await self._engine.decisions(request.state.access, limit=_MAX_DECISIONS)
         known = sorted({str(one.get("decision", "")) for one in found} - {""})
         if decision:
             found = [one for one in found if one.get("decision") == decision]
@@ -250,12 +250,12 @@ class Pages:
     async def health(self, request: Request) -> Response:
         """Answer `/console/health`."""
         access: Access = request.state.access
-        health, usage = await self._monitor.health(access), await self._monitor.usage(access)
+        health, usage = await self._engine.health(access), await self._engine.usage(access)
         return await self.page("health.html", request, health=health, usage=usage)
 
     async def health_part(self, access: Access) -> str:
         """Return the part of the health page that changes."""
-        health, usage = await self._monitor.health(access), await self._monitor.usage(access)
+        health, usage = await self._engine.health(access), await self._engine.usage(access)
         return render("_health.html", health=health, usage=usage)
 
     # Cells
@@ -264,7 +264,7 @@ class Pages:
         self, access: Access, entries: list[ExecutionEntry], rewindable: Collection[str] = ()
     ) -> list[CellView]:
         """Return cells with what they printed and showed, of long text only head and tail."""
-        excerpts = await asyncio.gather(*(self._monitor.excerpt(access, entry.execution_id) for entry in entries))
+        excerpts = await asyncio.gather(*(self._engine.excerpt(access, entry.execution_id) for entry in entries))
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
             await self.probe.read_new(access, entry.execution_id, events)

@@ -1,4 +1,4 @@
-"""The console of a server: its monitor, its ways in, and the links that its operator's socket gives."""
+"""The console of a server: its engine, its ways in, and the links that its operator's socket gives."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from belljar.attachments.messages import ConsoleLink
 from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
-from belljar.monitor.remote import RemoteMonitor
+from belljar.engine.remote import RemoteEngine
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.auth import build_auth
@@ -73,15 +73,15 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     if not settings.console:
         yield None
         return
-    monitor = runtime.late_monitor.get()
-    monitor.check = Operations(runtime).checks
+    engine = runtime.late_engine.get()
+    engine.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
-    app = console_app(monitor, sign_in, settings, flow=code_flow(settings))
+    app = console_app(engine, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)
     runtime.operators.console_link = console.link
     inbox = runtime.sessions.inbox
     before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _usable_url(console.url)
-    monitor.start()
+    engine.start()
     try:
         yield console
     finally:
@@ -98,7 +98,7 @@ def _usable_url(url: str) -> str:
 def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     """Return a console, and its app, for the servers of a data directory that have no address of their own."""
     sign_in = BrowserSignIn()
-    app = console_app(RemoteMonitor(settings.data_directory), sign_in, settings, serves_mcp=False)
+    app = console_app(RemoteEngine(settings.data_directory), sign_in, settings, serves_mcp=False)
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import Pages
 from belljar.console.views import CellView
+from belljar.engine.contract import Access, Engine
+from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.errors import BelljarError, InvalidArgument, SessionNotFound
-from belljar.monitor.base import Access, Monitor
-from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
@@ -31,8 +31,8 @@ _LIVE: Final = ("running", "idle", "fresh")
 class PageStreams:
     """The streams of all pages that are open."""
 
-    def __init__(self, monitor: Monitor, pages: Pages) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, pages: Pages) -> None:
+        self._engine = engine
         self._pages = pages
         self._shares = StreamShares()
 
@@ -51,20 +51,20 @@ class PageStreams:
         elif kind == "health":
             events = self._health(access)
         elif kind == "session":
-            detail = await self._monitor.session(access, session_id)  # a plain 404 where there is none
-            stream = SessionPageStream(self._monitor, self._pages, access, session_id)
+            detail = await self._engine.session(access, session_id)  # a plain 404 where there is none
+            stream = SessionPageStream(self._engine, self._pages, access, session_id)
             events = stream.events(after, detail.rewindable)
         else:
             raise InvalidArgument(f"there is no page {page[:64]!r}")
         return event_stream(request, self._present(access, events), self._shares, access.principal)
 
     async def _present(self, access: Access, events: AsyncGenerator[dict[str, str]]) -> AsyncGenerator[dict[str, str]]:
-        """Yield the events while the monitor is told that somebody is there who may answer questions."""
+        """Yield the events while the engine is told that somebody is there who may answer questions."""
 
         async def stay() -> None:
             while True:
                 with suppress(BelljarError):
-                    await self._monitor.note_presence(access)
+                    await self._engine.note_presence(access)
                 await asyncio.sleep(_PRESENCE_S)
 
         staying = asyncio.get_running_loop().create_task(stay())
@@ -85,7 +85,7 @@ class PageStreams:
         wake = asyncio.Event()
 
         async def listen() -> None:
-            async with aclosing(self._monitor.server_events(access)) as happened:
+            async with aclosing(self._engine.server_events(access)) as happened:
                 async for item in happened:
                     if item.kind in ("question", "reset"):
                         wake.set()
@@ -109,7 +109,7 @@ class PageStreams:
         sent_ids: list[str] | None = None
         async with self._hearing(access) as wait:
             while True:
-                waiting = await self._monitor.questions(access)
+                waiting = await self._engine.questions(access)
                 for entry in waiting:
                     if entry.id not in sent:
                         yield change("question", f"question-{entry.id}", self._pages.question(entry, access))
@@ -137,7 +137,7 @@ class PageStreams:
                 if (part := await self._pages.health_part(access)) != shown:
                     shown = part
                     yield change("replace", "health", part)
-                if (count := len(await self._monitor.questions(access))) != waiting:
+                if (count := len(await self._engine.questions(access))) != waiting:
                     waiting = count
                     yield change("inbox", count=count)
                 await wait()
@@ -150,7 +150,7 @@ class PageStreams:
 
         async def listen() -> None:
             nonlocal place
-            async with aclosing(self._monitor.server_events(access, after)) as happened:
+            async with aclosing(self._engine.server_events(access, after)) as happened:
                 async for item in happened:
                     place = item.id
                     if item.kind != "question":
@@ -171,7 +171,7 @@ class PageStreams:
                     yield change("reload", id=at)
                     continue
                 if _INBOX in ids:
-                    yield change("inbox", count=len(await self._monitor.questions(access)))
+                    yield change("inbox", count=len(await self._engine.questions(access)))
                 shown = [session_id for session_id in ids if session_id != _INBOX]
                 for session_id in shown:
                     # Only the last one completes the place: a page that comes back gets all of them.
@@ -188,7 +188,7 @@ class PageStreams:
     async def _row(self, access: Access, session_id: str, place: str) -> dict[str, str] | None:
         """Return the change of a row; None while the session cannot be read."""
         try:
-            entry = await self._monitor.session(access, session_id)
+            entry = await self._engine.session(access, session_id)
         except SessionNotFound:
             return change("remove", f"session-{session_id}", id=place)
         except BelljarError:
@@ -213,8 +213,8 @@ async def _first(waiting: Any, task: "asyncio.Task[None]") -> None:
 class SessionPageStream:
     """The stream of one open page of a session."""
 
-    def __init__(self, monitor: Monitor, pages: Pages, access: Access, session_id: str) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, pages: Pages, access: Access, session_id: str) -> None:
+        self._engine = engine
         self._pages = pages
         self._access = access
         self._session_id = session_id
@@ -232,7 +232,7 @@ class SessionPageStream:
             yield event
         if after:
             await self._resume(after)
-        async with aclosing(self._monitor.follow(self._access, self._session_id, after)) as happened:
+        async with aclosing(self._engine.follow(self._access, self._session_id, after)) as happened:
             async for item in happened:
                 async for event in self._changes(item):
                     yield event
@@ -243,8 +243,8 @@ class SessionPageStream:
         if not (sequence.isdecimal() and len(sequence) < 10):
             return
         try:
-            entry = await self._monitor.execution(self._access, execution_id)
-            events = await self._monitor.excerpt(self._access, execution_id, int(sequence)) if int(sequence) else []
+            entry = await self._engine.execution(self._access, execution_id)
+            events = await self._engine.excerpt(self._access, execution_id, int(sequence)) if int(sequence) else []
         except BelljarError:
             return
         self._cell = await self._output(entry)
@@ -294,7 +294,7 @@ class SessionPageStream:
                 yield change("undone", ids=[f"cell-{execution_id}" for execution_id in item.undone])
             case "session" if item.session is not None:
                 html = self._pages.session_header(self._access, item.session)
-                yield change("inbox", count=len(await self._monitor.questions(self._access)))
+                yield change("inbox", count=len(await self._engine.questions(self._access)))
                 yield change("replace", "session-state", html, running=item.session.state == "running")
                 for event in self._rewindable_cells(item.session.rewindable):
                     yield event

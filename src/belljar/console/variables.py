@@ -7,9 +7,9 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from belljar.engine.contract import Access, Engine
+from belljar.engine.variables import TableRows, VariableEntry
 from belljar.errors import BelljarError, SessionNotFound, TooLarge, VariableMissing
-from belljar.monitor.base import Access, Monitor
-from belljar.monitor.variables import TableRows, VariableEntry
 
 ROWS_AT_ONCE: Final = 50
 COLUMNS_AT_ONCE: Final = 12
@@ -23,16 +23,16 @@ Page = Callable[..., Awaitable[Response]]
 class VariablePages:
     """Makes these pages; `page` is what all pages of the console are made with."""
 
-    def __init__(self, monitor: Monitor, page: Page) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, page: Page) -> None:
+        self._engine = engine
         self._page = page
 
     async def variables(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/variables`."""
         access, session_id = _who(request)
-        detail = await self._monitor.session(access, session_id)
+        detail = await self._engine.session(access, session_id)
         offset = _number(request, "offset")
-        found = await self._monitor.variables(access, session_id, offset, _VARIABLES_AT_ONCE)
+        found = await self._engine.variables(access, session_id, offset, _VARIABLES_AT_ONCE)
         return await self._page(
             "variables.html",
             request,
@@ -47,13 +47,13 @@ class VariablePages:
         """Answer `/console/sessions/ID/variables/NAME`: a part of a table, with links to the parts around it."""
         access, session_id = _who(request)
         name = str(request.path_params["name"])
-        detail = await self._monitor.session(access, session_id)
+        detail = await self._engine.session(access, session_id)
         offset, first = _number(request, "offset"), _number(request, "column")
         order = request.query_params.get("order", "")
         table: TableRows | None = None
         problem: BelljarError | None = None
         try:
-            table = await self._monitor.rows(
+            table = await self._engine.rows(
                 access,
                 session_id,
                 name,
@@ -84,8 +84,8 @@ class VariablePages:
     async def packages(self, request: Request) -> Response:
         """Answer `/console/sessions/ID/packages`."""
         access, session_id = _who(request)
-        detail = await self._monitor.session(access, session_id)
-        found = await self._monitor.packages(access, session_id)
+        detail = await self._engine.session(access, session_id)
+        found = await self._engine.packages(access, session_id)
         own = [entry for entry in found.items if entry.origin == "session"]
         shared = [entry for entry in found.items if entry.origin == "environment"]
         return await self._page("packages.html", request, session=detail, packages=found, own=own, shared=shared)
@@ -98,7 +98,7 @@ class VariablePages:
             raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
         async with request.form(max_files=0, max_fields=2) as form:
             wanted = str(form.get("packages", ""))
-        execution_id = await self._monitor.install(access, session_id, wanted.split())
+        execution_id = await self._engine.install(access, session_id, wanted.split())
         return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}#cell-{execution_id}", status_code=303)
 
 

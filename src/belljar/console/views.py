@@ -7,9 +7,9 @@ from typing import Any, Final
 from belljar.console.cells import OutputBlock, is_tall
 from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_text
+from belljar.engine.contract import Access
+from belljar.engine.models import UNFINISHED, CallEntry, ExecutionEntry
 from belljar.executions.inbox import InboxQuestion
-from belljar.monitor.base import Access
-from belljar.monitor.models import UNFINISHED, CallEntry, ExecutionEntry
 
 _WATERFALL_PIXELS: Final = 200
 _LOST_SHOWN: Final = 20

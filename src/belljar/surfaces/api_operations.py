@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from belljar.engine.contract import MAX_ITEMS, Access
 from belljar.errors import (
     BelljarError,
     Busy,
@@ -38,7 +39,6 @@ from belljar.errors import (
 )
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.models import Model
-from belljar.monitor.base import MAX_ITEMS, Access
 from belljar.surfaces.event_streams import TooManyStreams
 
 PREFIX: Final = "/api/v1"

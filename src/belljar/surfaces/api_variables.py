@@ -5,11 +5,11 @@ from typing import Final
 
 from pydantic import Field
 
+from belljar.engine.contract import Engine
+from belljar.engine.packages import MAX_REQUIREMENTS, PackageList
+from belljar.engine.variables import MAX_COLUMNS, MAX_LISTED, MAX_ROWS, TableRows, VariableList
 from belljar.errors import InvalidArgument
 from belljar.models import Model
-from belljar.monitor.base import Monitor
-from belljar.monitor.packages import MAX_REQUIREMENTS, PackageList
-from belljar.monitor.variables import MAX_COLUMNS, MAX_LISTED, MAX_ROWS, TableRows, VariableList
 from belljar.surfaces.api_operations import ApiCall, Operation, Parameter
 
 _SESSION: Final = "/sessions/{session_id}"
@@ -28,15 +28,15 @@ class Installing(Model):
     execution_id: str
 
 
-def variable_operations(monitor: Monitor) -> list[Operation]:
+def variable_operations(engine: Engine) -> list[Operation]:
     """Return the operations on variables. They change nothing and wake no session."""
 
     async def variables(call: ApiCall) -> Model:
-        return await monitor.variables(call.access, call.path("session_id"), call.query["offset"], call.query["limit"])
+        return await engine.variables(call.access, call.path("session_id"), call.query["offset"], call.query["limit"])
 
     async def rows(call: ApiCall) -> Model:
         first, count = column_window(call.query["columns"])
-        return await monitor.rows(
+        return await engine.rows(
             call.access,
             call.path("session_id"),
             call.path("name"),
@@ -82,15 +82,15 @@ def column_window(text: str) -> tuple[int, int]:
     return int(window[1]), int(window[2]) - int(window[1])
 
 
-def package_operations(monitor: Monitor) -> list[Operation]:
+def package_operations(engine: Engine) -> list[Operation]:
     """Return the operations on packages."""
 
     async def packages(call: ApiCall) -> Model:
-        return await monitor.packages(call.access, call.path("session_id"))
+        return await engine.packages(call.access, call.path("session_id"))
 
     async def install(call: ApiCall) -> Model:
         body: NewPackages = call.body
-        execution_id = await monitor.install(call.access, call.path("session_id"), body.packages)
+        execution_id = await engine.install(call.access, call.path("session_id"), body.packages)
         return Installing(execution_id=execution_id)
 
     path = f"{_SESSION}/packages"

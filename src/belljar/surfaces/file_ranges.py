@@ -7,8 +7,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from belljar.engine.models import FilePart
 from belljar.errors import FileMissing
-from belljar.monitor.models import FilePart
 from belljar.surfaces.api_operations import BYTES, attachment_headers
 
 PART_BYTES: Final = 1024 * 1024

@@ -1,6 +1,6 @@
 """The HTTP API of the console, `/api/v1`: its operations in one table, which also makes the OpenAPI document.
 
-Knows `Monitor` and nothing below it. Who calls is in the request (`console/guard.py` put it there), and the guard has
+Knows `Engine` and nothing below it. Who calls is in the request (`console/guard.py` put it there), and the guard has
 refused everybody else.
 """
 
@@ -15,11 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from belljar.errors import InvalidArgument
-from belljar.executions.inbox import InboxQuestion
-from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import MAX_COMPLETED_CHARS, Monitor, SessionFilter
-from belljar.monitor.models import (
+from belljar.engine.contract import MAX_COMPLETED_CHARS, Engine, SessionFilter
+from belljar.engine.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -34,6 +31,9 @@ from belljar.monitor.models import (
     SessionPage,
     UsageHistory,
 )
+from belljar.errors import InvalidArgument
+from belljar.executions.inbox import InboxQuestion
+from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
 from belljar.surfaces.api_operations import (
     BYTES,
@@ -142,10 +142,10 @@ _NOTEBOOKS = "application/x-ipynb+json, text/html, text/x-python, text/markdown"
 
 
 class RestApi:
-    """The operations over one monitor."""
+    """The operations over one engine."""
 
-    def __init__(self, monitor: Monitor, *, max_upload_bytes: int) -> None:
-        self._monitor = monitor
+    def __init__(self, engine: Engine, *, max_upload_bytes: int) -> None:
+        self._engine = engine
         self._max_upload_bytes = max_upload_bytes
         self._streams = StreamShares()
         session, execution = "/sessions/{session_id}", "/executions/{execution_id}"
@@ -211,8 +211,8 @@ class RestApi:
             Operation("GET", f"{session}/files/{{name:path}}", "A file", self._read_file, media=BYTES),
             Operation("PUT", f"{session}/files/{{name:path}}", "Write a file", self._write_file, status=204),
             Operation("DELETE", f"{session}/files/{{name:path}}", "Delete a file", self._delete_file, status=204),
-            *variable_operations(monitor),
-            *package_operations(monitor),
+            *variable_operations(engine),
+            *package_operations(engine),
             Operation(
                 "GET", f"{session}/notebook.{{form}}", "As ipynb, html, py or md", self._notebook, media=_NOTEBOOKS
             ),
@@ -295,117 +295,117 @@ class RestApi:
     # Looking
 
     async def _servers(self, call: ApiCall) -> Model:
-        return Servers(items=(await self._monitor.health(call.access)).servers)
+        return Servers(items=(await self._engine.health(call.access)).servers)
 
     async def _health(self, call: ApiCall) -> Model:
-        return await self._monitor.health(call.access)
+        return await self._engine.health(call.access)
 
     async def _usage(self, call: ApiCall) -> Model:
-        return await self._monitor.usage(call.access)
+        return await self._engine.usage(call.access)
 
     async def _list(self, call: ApiCall) -> Model:
         query = call.query
         wanted = SessionFilter(state=query["state"], owner=query["owner"], text=query["q"])
-        return await self._monitor.sessions(call.access, wanted, query["cursor"], query["limit"])
+        return await self._engine.sessions(call.access, wanted, query["cursor"], query["limit"])
 
     async def _session(self, call: ApiCall) -> Model:
-        return await self._monitor.session(call.access, call.path("session_id"))
+        return await self._engine.session(call.access, call.path("session_id"))
 
     async def _executions(self, call: ApiCall) -> Model:
         cursor, limit = call.query["cursor"], call.query["limit"]
-        return await self._monitor.executions(call.access, call.path("session_id"), cursor, limit)
+        return await self._engine.executions(call.access, call.path("session_id"), cursor, limit)
 
     async def _execution(self, call: ApiCall) -> Model:
-        return await self._monitor.execution(call.access, call.path("execution_id"))
+        return await self._engine.execution(call.access, call.path("execution_id"))
 
     async def _result(self, call: ApiCall) -> Model:
-        return await self._monitor.result(call.access, call.path("execution_id"))
+        return await self._engine.result(call.access, call.path("execution_id"))
 
     async def _output(self, call: ApiCall) -> Model:
         since, limit = call.query["since"], call.query["limit"]
-        events, has_more = await self._monitor.output(call.access, call.path("execution_id"), since, limit)
+        events, has_more = await self._engine.output(call.access, call.path("execution_id"), since, limit)
         return EventPage(items=events, next=events[-1].sequence if has_more else None)
 
     async def _lines(self, call: ApiCall) -> Model:
         query = call.query
-        return await self._monitor.lines(
+        return await self._engine.lines(
             call.access, call.path("execution_id"), query["first"], query["count"], query["q"][:200]
         )
 
     async def _calls(self, call: ApiCall) -> Model:
-        return Calls(items=await self._monitor.calls(call.access, call.path("execution_id")))
+        return Calls(items=await self._engine.calls(call.access, call.path("execution_id")))
 
     async def _own_decisions(self, call: ApiCall) -> Model:
-        return Decisions(items=await self._monitor.decisions(call.access, execution_id=call.path("execution_id")))
+        return Decisions(items=await self._engine.decisions(call.access, execution_id=call.path("execution_id")))
 
     async def _decisions(self, call: ApiCall) -> Model:
-        return Decisions(items=await self._monitor.decisions(call.access, limit=call.query["limit"]))
+        return Decisions(items=await self._engine.decisions(call.access, limit=call.query["limit"]))
 
     async def _display(self, call: ApiCall) -> Response:
         name = call.path("name")
-        return attachment(await self._monitor.display(call.access, call.path("execution_id"), name), name)
+        return attachment(await self._engine.display(call.access, call.path("execution_id"), name), name)
 
     async def _notebook(self, call: ApiCall) -> Response:
         session_id, name = call.path("session_id"), call.path("form")
         form = format_named(name)
         if form is None:
             raise InvalidArgument(f"form {name[:64]!r} is none of {', '.join(EXPORT_FORMATS)}")
-        content = await self._monitor.notebook(call.access, session_id, form)
+        content = await self._engine.notebook(call.access, session_id, form)
         return attachment(content, f"session-{session_id[:8]}.{form}", EXPORT_FORMATS[form].media_type)
 
     async def _files(self, call: ApiCall) -> Model:
         path, after = call.query["path"], call.query["after"]
-        return await self._monitor.files(call.access, call.path("session_id"), path, after)
+        return await self._engine.files(call.access, call.path("session_id"), path, after)
 
     async def _read_file(self, call: ApiCall) -> Response:
         name = call.path("name")
-        read = partial(self._monitor.read_part, call.access, call.path("session_id"), name)
+        read = partial(self._engine.read_part, call.access, call.path("session_id"), name)
         return await file_download(call.request, name.rpartition("/")[2], read)
 
     async def _complete(self, call: ApiCall) -> Model:
         body: CompletionRequest = call.body
-        return await self._monitor.complete(call.access, call.path("session_id"), body.code, body.cursor)
+        return await self._engine.complete(call.access, call.path("session_id"), body.code, body.cursor)
 
     async def _questions(self, call: ApiCall) -> Model:
-        return Questions(items=await self._monitor.questions(call.access, call.query["state"]))
+        return Questions(items=await self._engine.questions(call.access, call.query["state"]))
 
     # Acting
 
     async def _create(self, call: ApiCall) -> Model:
-        return await self._monitor.create(call.access, call.body.environment, call.body.reason)
+        return await self._engine.create(call.access, call.body.environment, call.body.reason)
 
     async def _end(self, call: ApiCall) -> Model:
-        await self._monitor.end(call.access, call.path("session_id"))
+        await self._engine.end(call.access, call.path("session_id"))
         return Model()
 
     async def _run(self, call: ApiCall) -> Model:
         key = call.request.headers.get("idempotency-key", "")
-        execution_id = await self._monitor.run_cell(
+        execution_id = await self._engine.run_cell(
             call.access, call.path("session_id"), call.body.code, call.body.timeout_s, key
         )
         return Queued(execution_id=execution_id)
 
     async def _interrupt(self, call: ApiCall) -> Model:
-        return InterruptedList(interrupted=await self._monitor.interrupt(call.access, call.path("session_id")))
+        return InterruptedList(interrupted=await self._engine.interrupt(call.access, call.path("session_id")))
 
     async def _fork(self, call: ApiCall) -> Model:
-        return await self._monitor.fork(call.access, call.path("session_id"), call.body.at)
+        return await self._engine.fork(call.access, call.path("session_id"), call.body.at)
 
     async def _rewind(self, call: ApiCall) -> Model:
-        return await self._monitor.rewind(call.access, call.path("session_id"), call.body.to)
+        return await self._engine.rewind(call.access, call.path("session_id"), call.body.to)
 
     async def _write_file(self, call: ApiCall) -> Model:
         content = await request_body(call.request, self._max_upload_bytes)
-        await self._monitor.write_file(call.access, call.path("session_id"), call.path("name"), content)
+        await self._engine.write_file(call.access, call.path("session_id"), call.path("name"), content)
         return Model()
 
     async def _delete_file(self, call: ApiCall) -> Model:
-        await self._monitor.delete_file(call.access, call.path("session_id"), call.path("name"))
+        await self._engine.delete_file(call.access, call.path("session_id"), call.path("name"))
         return Model()
 
     async def _answer(self, call: ApiCall) -> Model:
         body: QuestionAnswer = call.body
-        return await self._monitor.answer(call.access, call.path("question_id"), body.action, body.values)
+        return await self._engine.answer(call.access, call.path("question_id"), body.action, body.values)
 
     # What happens
 
@@ -413,7 +413,7 @@ class RestApi:
         after = call.request.headers.get("last-event-id") or call.query["after"]
 
         async def events() -> AsyncGenerator[dict[str, str]]:
-            async with aclosing(self._monitor.server_events(call.access, after)) as happened:
+            async with aclosing(self._engine.server_events(call.access, after)) as happened:
                 async for item in happened:
                     yield {"event": item.kind, "id": item.id, "data": item.model_dump_json()}
 
@@ -422,11 +422,11 @@ class RestApi:
     async def _follow(self, call: ApiCall) -> Response:
         session_id = call.path("session_id")
         # A session that is not there is a plain 404, not a stream that ends.
-        await self._monitor.session(call.access, session_id)
+        await self._engine.session(call.access, session_id)
         after = call.request.headers.get("last-event-id") or call.query["after"]
 
         async def events() -> AsyncGenerator[dict[str, str]]:
-            async with aclosing(self._monitor.follow(call.access, session_id, after)) as happened:
+            async with aclosing(self._engine.follow(call.access, session_id, after)) as happened:
                 async for item in happened:
                     yield _followed(item)
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from starlette.requests import Request
 
-from belljar.monitor.base import Access
+from belljar.engine.contract import Access
 from belljar.outputs.terminal_text import printable
 from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, principal_of
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue
 
-from belljar.errors import InvalidArgument
-from belljar.executions.inbox import InboxQuestion
-from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.models import (
+from belljar.engine.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -31,11 +28,14 @@ from belljar.monitor.models import (
     SessionPage,
     UsageHistory,
 )
+from belljar.errors import InvalidArgument
+from belljar.executions.inbox import InboxQuestion
+from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
 
 if TYPE_CHECKING:
-    from belljar.monitor.packages import PackageList
-    from belljar.monitor.variables import TableRows, VariableList
+    from belljar.engine.packages import PackageList
+    from belljar.engine.variables import TableRows, VariableList
 
 MAX_ITEMS = 200
 """The most items of one page of a list."""
@@ -90,7 +90,7 @@ class SessionFilter:
     text: str = ""
 
 
-class Monitor(Protocol):
+class Engine(Protocol):
     """All that is shown of sessions and may be done with them. Every method raises what `errors.py` has."""
 
     # Looking

@@ -1,4 +1,4 @@
-"""Packages of a session as a monitor shows them, and the cell by which a person installs more.
+"""Packages of a session as an engine shows them, and the cell by which a person installs more.
 
 What is installed is read from metadata on disk, so a session that sleeps is not woken. A person's installation is a
 cell like any other of theirs: the policy looks at it, the journal has it under their name, the agent is told of it, and

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from belljar.engine.contract import STREAM_CHARS
+from belljar.engine.follow import SessionFollower
+from belljar.engine.history import ExecutionRow, HistoryReader
+from belljar.engine.models import ExecutionEntry, Followed, SessionEntry
 from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord, Journal, open_journal
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.monitor.base import STREAM_CHARS
-from belljar.monitor.follower import SessionFollower
-from belljar.monitor.history import ExecutionRow, HistoryReader
-from belljar.monitor.models import ExecutionEntry, Followed, SessionEntry
 from belljar.sessions.changes import ChangeLog
 
 pytestmark = pytest.mark.anyio

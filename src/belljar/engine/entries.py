@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
+from belljar.engine.history import ExecutionRow, HistoryReader
+from belljar.engine.models import ExecutionEntry, RunningCell, SessionEntry
+from belljar.engine.usage import UsageSampler
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.monitor.history import ExecutionRow, HistoryReader
-from belljar.monitor.models import ExecutionEntry, RunningCell, SessionEntry
-from belljar.monitor.usage import UsageSampler
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

@@ -1,4 +1,4 @@
-"""Reads the journal for monitors: lists of sessions and executions, output, lines, tool calls.
+"""Reads the journal for the engine: lists of sessions and executions, output, lines, tool calls.
 
 Every query runs on a read-only connection in a thread of its own, so that neither the event loop nor the writer waits
 for it. Knows nothing of live sessions, and checks no access: its callers do.
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
+from belljar.engine.contract import BATCH_BYTES, STREAM_CHARS, TAIL_LINES
+from belljar.engine.line_index import LineIndexes, LinePage
+from belljar.engine.models import CallEntry, Tail
 from belljar.errors import EngineError, InvalidArgument
 from belljar.journal.schema import VERSION, version_of
 from belljar.journal.session_records import (
@@ -26,9 +29,6 @@ from belljar.journal.session_records import (
     session_record,
 )
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.monitor.base import BATCH_BYTES, STREAM_CHARS, TAIL_LINES
-from belljar.monitor.line_index import LineIndexes, LinePage
-from belljar.monitor.models import CallEntry, Tail
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""What the monitor shows of this process's sessions: the registry for what is live, the journal for everything else.
+"""What the engine shows of this process's sessions: the registry for what is live, the journal for everything else.
 
 Every method checks first what its caller may see. `local.py` adds what they may do.
 """
@@ -13,13 +13,7 @@ from pydantic import JsonValue
 
 from belljar.control import server_sockets
 from belljar.distribution import own_version
-from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
-from belljar.executions.inbox import InboxQuestion
-from belljar.files.workspace import Workspace
-from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.logs import pseudonym
-from belljar.models import ExecutionResult, OutputEvent
-from belljar.monitor.base import (
+from belljar.engine.contract import (
     MAX_COMPLETED_CHARS,
     MAX_MATCHES,
     STREAM_CHARS,
@@ -28,9 +22,9 @@ from belljar.monitor.base import (
     cursor_of,
     place_of,
 )
-from belljar.monitor.entries import Entries, read_execution
-from belljar.monitor.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
-from belljar.monitor.models import (
+from belljar.engine.entries import Entries, read_execution
+from belljar.engine.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
+from belljar.engine.models import (
     UNFINISHED,
     CallEntry,
     EntryPage,
@@ -46,9 +40,15 @@ from belljar.monitor.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.monitor.packages import PackageList, list_packages
-from belljar.monitor.usage import INTERVAL_S, UsageSampler
-from belljar.monitor.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
+from belljar.engine.packages import PackageList, list_packages
+from belljar.engine.usage import INTERVAL_S, UsageSampler
+from belljar.engine.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
+from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.executions.inbox import InboxQuestion
+from belljar.files.workspace import Workspace
+from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.logs import pseudonym
+from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.export_formats import ExportFormat, export
 from belljar.policy.decision_log import read_decisions
@@ -65,7 +65,7 @@ MAX_PART_BYTES = 4 * 1024 * 1024
 
 
 class LocalViews:
-    """What a `Monitor` shows of the sessions of one registry. `run` is the name of its server in the data directory."""
+    """What an `Engine` shows of the sessions of one registry. `run` is the name of its server in the data directory."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LocalViews:
         await self._history.aclose()
 
     async def health(self, access: Access) -> Health:
-        """See `Monitor`. Owners see no numbers that are about others."""
+        """See `Engine`. Owners see no numbers that are about others."""
         checks = await self.check() if self.check is not None else {}
         sessions = self._registry.all()
         settings = self._registry.settings
@@ -143,11 +143,11 @@ class LocalViews:
         return [own, *(Server(name=name, pid=int(name.partition("-")[0]), sessions=0) for name in others)]
 
     async def usage(self, access: Access) -> UsageHistory:
-        """See `Monitor`."""
+        """See `Engine`."""
         return UsageHistory(interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see))
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
-        """See `Monitor`."""
+        """See `Engine`."""
         after = self._place()
         if wanted.state and wanted.state not in _STATES:
             raise InvalidArgument(f"state {wanted.state[:64]!r} is none of {', '.join(_STATES)}")
@@ -173,7 +173,7 @@ class LocalViews:
         return f"{self._run}:{self._registry.changes.number}"
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._row(access, session_id, is_counted=True)
         live, settings = self._registry.find_open(session_id), self._registry.settings
         entry = self._entries.session(row)
@@ -192,7 +192,7 @@ class LocalViews:
     async def executions(
         self, access: Access, session_id: str, cursor: str = "", limit: int = 50
     ) -> EntryPage[ExecutionEntry]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._row(access, session_id)
         before = parsed_place(place_of(cursor)) if cursor else None
         rows = await self._history.executions(session_id, before=before, limit=limit + 1)
@@ -201,16 +201,16 @@ class LocalViews:
         return EntryPage(items=[self._entries.execution(row) for row in shown], next=following)
 
     async def blocks(self, access: Access, session_id: str, size: int) -> list[str]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._row(access, session_id)
         return [cursor_of(str(place)) for place in await self._history.places(session_id, size)]
 
     async def execution(self, access: Access, execution_id: str) -> ExecutionEntry:
-        """See `Monitor`."""
+        """See `Engine`."""
         return self._entries.execution(await self._execution_row(access, execution_id))
 
     async def result(self, access: Access, execution_id: str) -> ExecutionResult:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._execution_row(access, execution_id)
         if row.result is not None:
             return row.result
@@ -222,19 +222,19 @@ class LocalViews:
     async def output(
         self, access: Access, execution_id: str, since: int = 0, limit: int = 500
     ) -> tuple[list[OutputEvent], bool]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._execution_row(access, execution_id)
         return await self._history.output(execution_id, since, limit)
 
     async def excerpt(
         self, access: Access, execution_id: str, upto: int = 0, chars: int = STREAM_CHARS
     ) -> list[OutputEvent]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._execution_row(access, execution_id)
         return await self._history.excerpt(execution_id, upto, chars)
 
     async def event(self, access: Access, execution_id: str, sequence: int) -> OutputEvent:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._execution_row(access, execution_id)
         event = await self._history.event(execution_id, sequence)
         if event is None:
@@ -242,7 +242,7 @@ class LocalViews:
         return event
 
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._execution_row(access, execution_id)
         is_complete = self._entries.execution(row).status not in UNFINISHED
         page = await self._history.lines(row, first, count, search, is_complete=is_complete)
@@ -251,7 +251,7 @@ class LocalViews:
         )
 
     async def display(self, access: Access, execution_id: str, name: str) -> bytes:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._execution_row(access, execution_id)
         folder = self._data_directory / "sessions" / row.session_id / "displays"
         content = await asyncio.to_thread(read_display, folder, display_uri(execution_id, name))
@@ -260,25 +260,25 @@ class LocalViews:
         return content
 
     async def calls(self, access: Access, execution_id: str) -> list[CallEntry]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._execution_row(access, execution_id)
         return await self._history.calls(execution_id)
 
     async def decisions(self, access: Access, *, execution_id: str = "", limit: int = 50) -> list[dict[str, JsonValue]]:
-        """See `Monitor`. The log has pseudonyms in place of owners."""
+        """See `Engine`. The log has pseudonyms in place of owners."""
         if execution_id:
             await self._execution_row(access, execution_id)
         visible_to = None if access.is_operator else pseudonym(access.principal)
         return await asyncio.to_thread(read_decisions, self._data_directory, visible_to, execution_id, limit)
 
     async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._row(access, session_id)
         self._registry.journal.commit()
         return await asyncio.to_thread(_notebook_file, self._data_directory, session_id, form)
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
-        """See `Monitor`."""
+        """See `Engine`."""
         workspace = await self._workspace(access, session_id)
         try:
             listing = await asyncio.to_thread(workspace.list_folder, path, after, _LISTED_FILES)
@@ -299,12 +299,12 @@ class LocalViews:
         return FileListing(items=items, folders=folders, next=listing.next_after)
 
     async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
-        """See `Monitor`."""
+        """See `Engine`."""
         workspace = await self._workspace(access, session_id)
         return await asyncio.to_thread(_read_part, workspace, name, offset, min(length, MAX_PART_BYTES))
 
     async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
-        """See `Monitor`. Neither wakes the session nor counts as its use."""
+        """See `Engine`. Neither wakes the session nor counts as its use."""
         await self._row(access, session_id)
         session = self._registry.find_open(session_id)
         if session is None or len(code) > MAX_COMPLETED_CHARS or cursor > len(code):
@@ -315,7 +315,7 @@ class LocalViews:
         return NameCompletion(matches=found.matches[:MAX_MATCHES], start=found.start, end=found.end)
 
     async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
-        """See `Monitor`."""
+        """See `Engine`."""
         row, live = await self._row(access, session_id), self._registry.find_open(session_id)
         names = live.session_kernel.variables if live else row.variables
         return await list_variables(live, row.state, [*names], max(0, offset), min(max(1, limit), MAX_LISTED))
@@ -332,20 +332,20 @@ class LocalViews:
         columns: int = 30,
         order: str = "",
     ) -> TableRows:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._row(access, session_id)
         part = table_part(offset, limit, first_column, columns, order)
         return await table_rows(self._registry.find_open(session_id), name, part)
 
     async def packages(self, access: Access, session_id: str) -> PackageList:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._row(access, session_id)
         folders, name = self._registry.folders_and_environment(session_id, row.principal)
         environment = self._registry.environments.find_ready(name)
         return await asyncio.to_thread(list_packages, name, folders.layer, environment)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
-        """See `Monitor`."""
+        """See `Engine`."""
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         if state not in ("waiting", "ended"):
             raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")

@@ -1,4 +1,4 @@
-"""The monitor of this process's own sessions: what `local_views.py` shows, what happens, and what people may do."""
+"""The engine of this process's own sessions: what `local_views.py` shows, what happens, and what people may do."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,29 +7,29 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from belljar.engine.contract import Access
+from belljar.engine.follow import SessionFollower
+from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
+from belljar.engine.models import Followed, ServerEvent, SessionEntry
+from belljar.engine.packages import installing_cell
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.inbox import InboxQuestion
 from belljar.journal.session_records import iso_ms
 from belljar.models import Rewinding, SessionFork
-from belljar.monitor.base import Access
-from belljar.monitor.follower import SessionFollower
-from belljar.monitor.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
-from belljar.monitor.models import Followed, ServerEvent, SessionEntry
-from belljar.monitor.packages import installing_cell
 from belljar.sessions.session import Session
 
 _WAIT_S = 3600.0
 
 
-class LocalMonitor(LocalViews):
-    """A `Monitor` of the sessions of one registry."""
+class LocalEngine(LocalViews):
+    """An `Engine` of the sessions of one registry."""
 
     # What happens
 
     async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
-        """See `Monitor`."""
+        """See `Engine`."""
         changes = self._registry.changes
         run, _, place = (after or self._place()).rpartition(":")
         number = int(place) if run == self._run and place.isdecimal() and len(place) < 18 else -1
@@ -51,7 +51,7 @@ class LocalMonitor(LocalViews):
             await changes.wait(number, _WAIT_S)
 
     async def follow(self, access: Access, session_id: str, after: str = "") -> AsyncGenerator[Followed]:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._row(access, session_id)
         follower = SessionFollower(
             session_id,
@@ -72,7 +72,7 @@ class LocalMonitor(LocalViews):
     # Acting
 
     async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._registry.make_room(access.principal)
         session = self._registry.create(access.principal, environment=environment, reason=reason[:MAX_TEXT])
         self._registry.journal.commit()
@@ -85,7 +85,7 @@ class LocalMonitor(LocalViews):
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:
-        """See `Monitor`."""
+        """See `Engine`."""
         session = await self._reach(access, session_id)
         may_ask = self._registry.inbox.may_ask(session.principal)
         cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
@@ -102,7 +102,7 @@ class LocalMonitor(LocalViews):
         return execution.id
 
     async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._row(access, session_id)
         code = installing_cell(requirements)
         if row.environment.startswith(KERNEL_PREFIX):
@@ -110,7 +110,7 @@ class LocalMonitor(LocalViews):
         return await self.run_cell(access, session_id, code)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
-        """See `Monitor`. A session that sleeps runs nothing, and is not woken."""
+        """See `Engine`. A session that sleeps runs nothing, and is not woken."""
         await self._row(access, session_id)
         session = self._registry.find_open(session_id)
         if session is None:
@@ -122,7 +122,7 @@ class LocalMonitor(LocalViews):
         return [execution.id for execution in running]
 
     async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._row(access, session_id)
         forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
         if access.name and (session := self._registry.find_open(session_id)) is not None:
@@ -130,7 +130,7 @@ class LocalMonitor(LocalViews):
         return forked
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
-        """See `Monitor`."""
+        """See `Engine`."""
         session = await self._reach(access, session_id)
         rewinding = await session.rewind(to)
         if access.name:
@@ -140,13 +140,13 @@ class LocalMonitor(LocalViews):
         return rewinding
 
     async def end(self, access: Access, session_id: str) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         row = await self._row(access, session_id)
         end = f"was ended by {access.name}" if access.name else "was cleared"
         await self._registry.clear(session_id, row.principal, end)
 
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         session = await self._reach(access, session_id)
         with session.in_use():
             await session.write_file(name, content)
@@ -154,7 +154,7 @@ class LocalMonitor(LocalViews):
             session.authors.note(f"{access.name} put {name[:MAX_TEXT]!r} into the session folder")
 
     async def delete_file(self, access: Access, session_id: str, name: str) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         session = await self._reach(access, session_id)
         await asyncio.to_thread(session.workspace.delete, name)
         if access.name:
@@ -163,14 +163,14 @@ class LocalMonitor(LocalViews):
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> InboxQuestion:
-        """See `Monitor`."""
+        """See `Engine`."""
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         by = access.name or access.principal
         await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
         return inbox.find(question_id, whose)
 
     async def note_presence(self, access: Access) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         self._registry.inbox.note_presence(owner_asked_for(access))
 
     async def _reach(self, access: Access, session_id: str) -> Session:

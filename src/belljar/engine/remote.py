@@ -1,4 +1,4 @@
-"""The monitor of all servers of a data directory, over their sockets: for `belljar console`, where none has an address.
+"""The engine of all servers of a data directory, over their sockets: for `belljar console`, where none has an address.
 
 Each call goes to the server that has the session. What is on disk only any of them can answer. Knows nothing of what a
 server does with a call.
@@ -16,21 +16,10 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import JsonValue
 
 from belljar import ipc
-from belljar.attachments.messages import MonitorRequest
+from belljar.attachments.messages import EngineRequest
 from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
-from belljar.errors import (
-    BelljarError,
-    EngineError,
-    ExecutionNotFound,
-    QuestionClosed,
-    QuestionNotFound,
-    SessionNotFound,
-    named_error,
-)
-from belljar.executions.inbox import InboxQuestion
-from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import STREAM_CHARS, Access, SessionFilter, cursor_of
-from belljar.monitor.models import (
+from belljar.engine.contract import STREAM_CHARS, Access, SessionFilter, cursor_of
+from belljar.engine.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -47,9 +36,20 @@ from belljar.monitor.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.monitor.operator_socket import STREAMS, MonitorCall, MonitorReply, answer_form, sent_arguments
-from belljar.monitor.packages import PackageList
-from belljar.monitor.variables import TableRows, VariableList
+from belljar.engine.operator_socket import STREAMS, EngineCall, EngineReply, answer_form, sent_arguments
+from belljar.engine.packages import PackageList
+from belljar.engine.variables import TableRows, VariableList
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    ExecutionNotFound,
+    QuestionClosed,
+    QuestionNotFound,
+    SessionNotFound,
+    named_error,
+)
+from belljar.executions.inbox import InboxQuestion
+from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
 
 _T = TypeVar("_T")
@@ -62,8 +62,8 @@ class ServerGone(EngineError):
     code = "server-gone"
 
 
-class RemoteMonitor:
-    """A `Monitor` of every server that uses a data directory."""
+class RemoteEngine:
+    """An `Engine` of every server that uses a data directory."""
 
     def __init__(self, data_directory: Path) -> None:
         self._data_directory = data_directory
@@ -113,7 +113,7 @@ class RemoteMonitor:
     # Looking
 
     async def health(self, access: Access) -> Health:
-        """See `Monitor`. Of several servers the checks have the name of each before them."""
+        """See `Engine`. Of several servers the checks have the name of each before them."""
         answers: list[tuple[str, Health]] = await self._all(access, "health")
         checks = {f"{name} {check}": state for name, health in answers for check, state in health.checks.items()}
         gauges: dict[str, float] = {}
@@ -134,14 +134,14 @@ class RemoteMonitor:
         )
 
     async def usage(self, access: Access) -> UsageHistory:
-        """See `Monitor`. What servers of later start have not measured counts as nothing."""
+        """See `Engine`. What servers of later start have not measured counts as nothing."""
         answers: list[tuple[str, UsageHistory]] = await self._all(access, "usage")
         names = {name: None for _, usage in answers for name in usage.gauges}
         sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
         return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
-        """See `Monitor`. Cursors are places in time, so they mean the same to every server."""
+        """See `Engine`. Cursors are places in time, so they mean the same to every server."""
         pages: list[tuple[str, SessionPage]] = await self._all(
             access, "sessions", wanted=wanted, cursor=cursor, limit=limit
         )
@@ -157,77 +157,77 @@ class RemoteMonitor:
         return SessionPage(items=shown, next=_place(shown[-1]) if has_more and shown else None, after=after)
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "session", session_id)
 
     async def executions(
         self, access: Access, session_id: str, cursor: str = "", limit: int = 50
     ) -> EntryPage[ExecutionEntry]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "executions", session_id, cursor=cursor, limit=limit)
 
     async def blocks(self, access: Access, session_id: str, size: int) -> list[str]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "blocks", session_id, size=size)
 
     async def execution(self, access: Access, execution_id: str) -> ExecutionEntry:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "execution", execution_id)
 
     async def result(self, access: Access, execution_id: str) -> ExecutionResult:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "result", execution_id)
 
     async def output(
         self, access: Access, execution_id: str, since: int = 0, limit: int = 500
     ) -> tuple[list[OutputEvent], bool]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "output", execution_id, since=since, limit=limit)
 
     async def excerpt(
         self, access: Access, execution_id: str, upto: int = 0, chars: int = STREAM_CHARS
     ) -> list[OutputEvent]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "excerpt", execution_id, upto=upto, chars=chars)
 
     async def event(self, access: Access, execution_id: str, sequence: int) -> OutputEvent:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "event", execution_id, sequence=sequence)
 
     async def lines(self, access: Access, execution_id: str, first: int, count: int, search: str = "") -> OutputLines:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "lines", execution_id, first=first, count=count, search=search)
 
     async def display(self, access: Access, execution_id: str, name: str) -> bytes:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "display", execution_id, name=name)
 
     async def calls(self, access: Access, execution_id: str) -> list[CallEntry]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_execution(access, "calls", execution_id)
 
     async def decisions(self, access: Access, *, execution_id: str = "", limit: int = 50) -> list[dict[str, JsonValue]]:
-        """See `Monitor`. The log is one file for all servers."""
+        """See `Engine`. The log is one file for all servers."""
         return await self._first(ExecutionNotFound, access, "decisions", execution_id=execution_id, limit=limit)
 
     async def notebook(self, access: Access, session_id: str, form: ExportFormat) -> bytes:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "notebook", session_id, form=form)
 
     async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "files", session_id, path=path, after=after)
 
     async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "read_part", session_id, name=name, offset=offset, length=length)
 
     async def complete(self, access: Access, session_id: str, code: str, cursor: int) -> NameCompletion:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "complete", session_id, code=code, cursor=cursor)
 
     async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "variables", session_id, offset=offset, limit=limit)
 
     async def rows(
@@ -242,16 +242,16 @@ class RemoteMonitor:
         columns: int = 30,
         order: str = "",
     ) -> TableRows:
-        """See `Monitor`."""
+        """See `Engine`."""
         window = {"offset": offset, "limit": limit, "first_column": first_column, "columns": columns, "order": order}
         return await self._of_session(access, "rows", session_id, name=name, **window)
 
     async def packages(self, access: Access, session_id: str) -> PackageList:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "packages", session_id)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
-        """See `Monitor`."""
+        """See `Engine`."""
         answers = await self._all(access, "questions", state=state)
         found: dict[str, InboxQuestion] = {one.id: one for _, answer in answers for one in answer}
         return [*found.values()]
@@ -259,7 +259,7 @@ class RemoteMonitor:
     # What happens
 
     async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
-        """See `Monitor`. A place has the place of every server in it; servers that start later join, from the start."""
+        """See `Engine`. A place has the place of every server in it; servers that start later join, from the start."""
         places: dict[str, str] = {}
         for part in after.split(","):
             name, _, number = part.rpartition(":")
@@ -298,7 +298,7 @@ class RemoteMonitor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def follow(self, access: Access, session_id: str, after: str = "") -> AsyncGenerator[Followed]:
-        """See `Monitor`. Ends when the session's server goes; a reader that comes back finds the next one."""
+        """See `Engine`. Ends when the session's server goes; a reader that comes back finds the next one."""
         missing: BelljarError | None = None
         for path in await self._sockets():
             try:
@@ -316,53 +316,53 @@ class RemoteMonitor:
     # Acting
 
     async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
-        """See `Monitor`. The first server that answers opens it."""
+        """See `Engine`. The first server that answers opens it."""
         return await self._first(ServerGone, access, "create", environment=environment, reason=reason)
 
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "run_cell", session_id, code=code, timeout_s=timeout_s, key=key)
 
     async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "install", session_id, requirements=requirements)
 
     async def interrupt(self, access: Access, session_id: str) -> list[str]:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "interrupt", session_id)
 
     async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "fork", session_id, at=at)
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
-        """See `Monitor`."""
+        """See `Engine`."""
         return await self._of_session(access, "rewind", session_id, to=to)
 
     async def end(self, access: Access, session_id: str) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._of_session(access, "end", session_id)
 
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._of_session(access, "write_file", session_id, name=name, content=content)
 
     async def delete_file(self, access: Access, session_id: str, name: str) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._of_session(access, "delete_file", session_id, name=name)
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> InboxQuestion:
-        """See `Monitor`."""
+        """See `Engine`."""
         # A server that has not put the question knows of it from the journal, and says that another one waits for it.
         absence = (QuestionNotFound, QuestionClosed)
         return await self._first(absence, access, "answer", question_id=question_id, action=action, values=values)
 
     async def note_presence(self, access: Access) -> None:
-        """See `Monitor`."""
+        """See `Engine`."""
         await self._all(access, "note_presence")
 
 
@@ -389,7 +389,7 @@ def _place(entry: SessionEntry) -> str:
 
 
 async def _connect(path: Path, access: Access, method: str, arguments: dict[str, Any]) -> ipc.MessageStream:
-    call = MonitorCall(
+    call = EngineCall(
         method=method,
         principal=access.principal,
         is_operator=access.is_operator,
@@ -398,7 +398,7 @@ async def _connect(path: Path, access: Access, method: str, arguments: dict[str,
     )
     stream = await _call_with_timeout(lambda: ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES))
     try:
-        await _call_with_timeout(lambda: stream.send(MonitorRequest().model_dump()))
+        await _call_with_timeout(lambda: stream.send(EngineRequest().model_dump()))
         await _call_with_timeout(lambda: stream.send(call.model_dump()))
     except BaseException:
         stream.close()
@@ -415,9 +415,9 @@ async def _call_with_timeout(act: Callable[[], Awaitable[_T]]) -> _T:
         raise ServerGone("a server has hung up, or does not answer") from error
 
 
-async def _receive(stream: ipc.MessageStream) -> MonitorReply:
+async def _receive(stream: ipc.MessageStream) -> EngineReply:
     try:
-        reply = await stream.receive(MonitorReply.model_validate_json)
+        reply = await stream.receive(EngineReply.model_validate_json)
     except (OSError, ipc.Malformed) as error:
         raise ServerGone("a server has hung up") from error
     if reply.error:

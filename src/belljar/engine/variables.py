@@ -1,4 +1,4 @@
-"""Variables of sessions as a monitor shows them: what a live kernel tells, or the names that the journal has."""
+"""Variables of sessions as an engine shows them: what a live kernel tells, or the names that the journal has."""
 
 import re
 from typing import Final, Literal

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from belljar.engine import line_index
+from belljar.engine.history import ExecutionRow, HistoryReader
+from belljar.engine.line_index import LinePage
 from belljar.journal.journal import ExecutionRecord, Journal, open_journal
 from belljar.models import OutputEvent
-from belljar.monitor import line_index
-from belljar.monitor.history import ExecutionRow, HistoryReader
-from belljar.monitor.line_index import LinePage
 
 pytestmark = pytest.mark.anyio
 EXECUTION, SESSION = "e" * 32, "s" * 32

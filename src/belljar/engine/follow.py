@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
+from belljar.engine.contract import BATCH_INTERVAL_S, STREAM_CHARS
+from belljar.engine.entries import read_execution
+from belljar.engine.history import ExecutionRow, HistoryReader
+from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.executions.execution import Execution
-from belljar.monitor.base import BATCH_INTERVAL_S, STREAM_CHARS
-from belljar.monitor.entries import read_execution
-from belljar.monitor.history import ExecutionRow, HistoryReader
-from belljar.monitor.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.sessions.changes import ChangeLog
 
 _TEXT = ("stdout", "stderr", "notice")

@@ -1,4 +1,4 @@
-"""A monitor over the operator's socket: the server's end, and the form of what is sent.
+"""An engine over the operator's socket: the server's end, and the form of what is sent.
 
 A connection carries one call. Whoever can open the socket is the server's own user, so they say themselves for whom
 they ask; the form of what they send is checked all the same.
@@ -12,11 +12,8 @@ from typing import Any, Final, Protocol, cast
 from pydantic import ConfigDict, JsonValue, TypeAdapter
 
 from belljar import ipc
-from belljar.errors import BelljarError
-from belljar.executions.inbox import InboxQuestion
-from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
-from belljar.monitor.base import Access, Monitor, SessionFilter
-from belljar.monitor.models import (
+from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
@@ -32,8 +29,11 @@ from belljar.monitor.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.monitor.packages import PackageList
-from belljar.monitor.variables import TableRows, VariableList
+from belljar.engine.packages import PackageList
+from belljar.engine.variables import TableRows, VariableList
+from belljar.errors import BelljarError
+from belljar.executions.inbox import InboxQuestion
+from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 
 _BYTES: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 bytes_form: Final[TypeAdapter[bytes]] = TypeAdapter(bytes, config=_BYTES)
@@ -90,7 +90,7 @@ def answer_form(method: str) -> TypeAdapter[Any] | None:
     return _forms.get(method)
 
 
-class MonitorCall(Model):
+class EngineCall(Model):
     """One call of a method."""
 
     method: str
@@ -100,7 +100,7 @@ class MonitorCall(Model):
     arguments: dict[str, JsonValue]
 
 
-class MonitorReply(Model):
+class EngineReply(Model):
     """What a method answered, or one item of a stream; with `error`, why it did not."""
 
     value: JsonValue = None
@@ -109,20 +109,20 @@ class MonitorReply(Model):
     is_end: bool = False
 
 
-class ServedMonitor(Monitor, Protocol):
-    """A monitor of this process."""
+class ServedEngine(Engine, Protocol):
+    """An engine of this process."""
 
     def start(self) -> None:
         """Begin to sample usage, unless it does already."""
         ...
 
 
-async def serve_monitor(monitor: ServedMonitor, stream: ipc.MessageStream) -> None:
-    """Answer a connection with one call of this monitor."""
-    monitor.start()
-    call = await stream.receive(MonitorCall.model_validate_json)
+async def serve_engine(engine: ServedEngine, stream: ipc.MessageStream) -> None:
+    """Answer a connection with one call of this engine."""
+    engine.start()
+    call = await stream.receive(EngineCall.model_validate_json)
     # A peer that hangs up wants no answer any more, and above all no more of a stream.
-    serving = asyncio.ensure_future(_serve(monitor, call, stream))
+    serving = asyncio.ensure_future(_serve(engine, call, stream))
     watching = asyncio.ensure_future(_until_gone(stream))
     try:
         await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
@@ -134,27 +134,27 @@ async def serve_monitor(monitor: ServedMonitor, stream: ipc.MessageStream) -> No
 
 async def _until_gone(stream: ipc.MessageStream) -> None:
     with suppress(OSError, ipc.Malformed):
-        await stream.receive(MonitorCall.model_validate_json)
+        await stream.receive(EngineCall.model_validate_json)
 
 
-async def _serve(monitor: Monitor, call: MonitorCall, stream: ipc.MessageStream) -> None:
+async def _serve(engine: Engine, call: EngineCall, stream: ipc.MessageStream) -> None:
     access = Access(call.principal, is_operator=call.is_operator, name=call.name)
     try:
         arguments = read_arguments(call.arguments)
         if call.method in STREAMS:
-            happened = cast("AsyncGenerator[Model]", getattr(monitor, call.method)(access, **arguments))
+            happened = cast("AsyncGenerator[Model]", getattr(engine, call.method)(access, **arguments))
             async with aclosing(happened):
                 async for item in happened:
-                    await stream.send(MonitorReply(value=item.model_dump(mode="json")).model_dump())
-            await stream.send(MonitorReply(is_end=True).model_dump())
+                    await stream.send(EngineReply(value=item.model_dump(mode="json")).model_dump())
+            await stream.send(EngineReply(is_end=True).model_dump())
             return
         if (form := answer_form(call.method)) is not None:
-            found = await getattr(monitor, call.method)(access, **arguments)
-            reply = MonitorReply(value=form.dump_python(found, mode="json"))
+            found = await getattr(engine, call.method)(access, **arguments)
+            reply = EngineReply(value=form.dump_python(found, mode="json"))
         else:
-            reply = MonitorReply(error=f"error: this server's monitor has no method {call.method[:64]!r}")
+            reply = EngineReply(error=f"error: this server's engine has no method {call.method[:64]!r}")
     except BelljarError as error:
-        reply = MonitorReply(error=f"{error.code}: {error.message}", hint=error.hint)
+        reply = EngineReply(error=f"{error.code}: {error.message}", hint=error.hint)
     await stream.send(reply.model_dump())
 
 

@@ -1,4 +1,4 @@
-"""One suite for every implementation of `Monitor`: in the server's process, and over the sockets of servers."""
+"""One suite for every implementation of `Engine`: in the server's process, and over the sockets of servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,13 +7,13 @@ from contextlib import aclosing
 import pytest
 from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_said
 
+from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.models import Followed, ServerEvent
+from belljar.engine.remote import RemoteEngine
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
 from belljar.executions.cell import make_cell
 from belljar.kernels.base import Kernel
-from belljar.monitor.base import Access, Monitor, SessionFilter
-from belljar.monitor.models import Followed, ServerEvent
-from belljar.monitor.remote import RemoteMonitor
 from belljar.runtime import Runtime
 from waiting import until
 
@@ -27,7 +27,7 @@ STRANGER = Access("key:stranger")
 async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
-    async with opened_runtime(default_environment, tmp_path_factory.mktemp("monitor"), **FORKS) as opened:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("engine"), **FORKS) as opened:
         yield opened
 
 
@@ -38,102 +38,102 @@ async def agent(runtime: Runtime) -> AsyncGenerator[Caller]:
 
 
 @pytest.fixture(params=["local", "remote"])
-def monitor(request: pytest.FixtureRequest, runtime: Runtime) -> Monitor:
-    return runtime.late_monitor.get() if request.param == "local" else RemoteMonitor(runtime.settings.data_directory)
+def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Engine:
+    return runtime.late_engine.get() if request.param == "local" else RemoteEngine(runtime.settings.data_directory)
 
 
-async def test_shows_a_session_and_its_cells(monitor: Monitor, agent: Caller) -> None:
+async def test_shows_a_session_and_its_cells(engine: Engine, agent: Caller) -> None:
     ran = await agent.execute("print('one')\nopen('f.txt', 'w').write('x')\n2")
     failed = await agent.execute("1/0", ran.session_id)
-    detail = await monitor.session(OPERATOR, ran.session_id)
+    detail = await engine.session(OPERATOR, ran.session_id)
     assert (detail.state, detail.owner, detail.executions) == ("idle", "local", 2)
-    cells = await monitor.executions(OPERATOR, ran.session_id)
+    cells = await engine.executions(OPERATOR, ran.session_id)
     assert [(cell.execution_id, cell.status) for cell in cells.items] == [
         (failed.execution_id, "error"),
         (ran.execution_id, "ok"),
     ]
     assert cells.next is None
-    first = await monitor.execution(OPERATOR, ran.execution_id)
+    first = await engine.execution(OPERATOR, ran.execution_id)
     assert ([file.name for file in first.files], first.client, first.execution_count) == (["f.txt"], NAMED.name, 1)
-    events, has_more = await monitor.output(OPERATOR, ran.execution_id)
+    events, has_more = await engine.output(OPERATOR, ran.execution_id)
     assert ([event.kind for event in events], has_more) == (["stdout", "result"], False)
-    assert await monitor.excerpt(OPERATOR, ran.execution_id) == events
-    assert (await monitor.lines(OPERATOR, ran.execution_id, 1, 10)).lines == ["one"]
-    assert (await monitor.result(OPERATOR, ran.execution_id)).result == "2"
-    assert (await monitor.read_part(OPERATOR, ran.session_id, "f.txt", 0, 10)).content == b"x"
-    assert b"ZeroDivisionError" in await monitor.notebook(OPERATOR, ran.session_id, "ipynb")
+    assert await engine.excerpt(OPERATOR, ran.execution_id) == events
+    assert (await engine.lines(OPERATOR, ran.execution_id, 1, 10)).lines == ["one"]
+    assert (await engine.result(OPERATOR, ran.execution_id)).result == "2"
+    assert (await engine.read_part(OPERATOR, ran.session_id, "f.txt", 0, 10)).content == b"x"
+    assert b"ZeroDivisionError" in await engine.notebook(OPERATOR, ran.session_id, "ipynb")
 
 
-async def test_shows_variables_rows_and_packages(monitor: Monitor, agent: Caller) -> None:
+async def test_shows_variables_rows_and_packages(engine: Engine, agent: Caller) -> None:
     ran = await agent.execute("rows = [{'n': 3, 's': 'x'}, {'n': 1}, {'n': 2, 's': None}]\ncount = 7")
-    found = await monitor.variables(OPERATOR, ran.session_id)
+    found = await engine.variables(OPERATOR, ran.session_id)
     assert (found.state, [(one.name, one.type, one.value) for one in found.items]) == (
         "live",
         [("rows", "list", None), ("count", "int", "7")],
     )
-    second = await monitor.variables(OPERATOR, ran.session_id, offset=1, limit=1)
+    second = await engine.variables(OPERATOR, ran.session_id, offset=1, limit=1)
     assert ([one.name for one in second.items], second.total, second.next) == (["count"], 2, None)
-    table = await monitor.rows(OPERATOR, ran.session_id, "rows", order="0:desc", limit=2)
+    table = await engine.rows(OPERATOR, ran.session_id, "rows", order="0:desc", limit=2)
     assert (table.rows, table.labels, table.next) == ([["3", "x"], ["2", None]], ["0", "2"], 2)
-    part = await monitor.rows(OPERATOR, ran.session_id, "rows", offset=2, first_column=1, columns=1)
+    part = await engine.rows(OPERATOR, ran.session_id, "rows", offset=2, first_column=1, columns=1)
     assert ([column.name for column in part.columns], part.rows) == (["s"], [[None]])
     with pytest.raises(VariableMissing):
-        await monitor.rows(OPERATOR, ran.session_id, "nowhere")
+        await engine.rows(OPERATOR, ran.session_id, "nowhere")
     for wrong in ({"order": "n"}, {"limit": 501}, {"offset": -1}, {"columns": 0}):
         with pytest.raises(InvalidArgument):
-            await monitor.rows(OPERATOR, ran.session_id, "rows", **wrong)
-    packages = await monitor.packages(OPERATOR, ran.session_id)
+            await engine.rows(OPERATOR, ran.session_id, "rows", **wrong)
+    packages = await engine.packages(OPERATOR, ran.session_id)
     assert "numpy" in [one.name for one in packages.items]
     with pytest.raises(InvalidArgument):
-        await monitor.install(OPERATOR, ran.session_id, ["-r file"])
+        await engine.install(OPERATOR, ran.session_id, ["-r file"])
 
 
-async def test_pages_of_cells_go_on_where_the_last_ended(monitor: Monitor, agent: Caller) -> None:
+async def test_pages_of_cells_go_on_where_the_last_ended(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
     made = [(await agent.execute(str(number), session_id)).execution_id for number in range(5)]
-    first = await monitor.executions(OPERATOR, session_id, limit=2)
-    second = await monitor.executions(OPERATOR, session_id, first.next or "", limit=2)
-    third = await monitor.executions(OPERATOR, session_id, second.next or "", limit=2)
+    first = await engine.executions(OPERATOR, session_id, limit=2)
+    second = await engine.executions(OPERATOR, session_id, first.next or "", limit=2)
+    third = await engine.executions(OPERATOR, session_id, second.next or "", limit=2)
     pages = [first, second, third]
     assert [cell.execution_id for page in pages for cell in page.items] == made[::-1]
     assert third.next is None
-    assert await monitor.blocks(OPERATOR, session_id, 2) == [first.next, second.next]
+    assert await engine.blocks(OPERATOR, session_id, 2) == [first.next, second.next]
 
 
-async def test_lists_by_state_and_text(monitor: Monitor, agent: Caller) -> None:
-    made = await monitor.create(OPERATOR, reason="Umbrella 1")
-    found = await monitor.sessions(OPERATOR, SessionFilter(text="umbrella"))
+async def test_lists_by_state_and_text(engine: Engine, agent: Caller) -> None:
+    made = await engine.create(OPERATOR, reason="Umbrella 1")
+    found = await engine.sessions(OPERATOR, SessionFilter(text="umbrella"))
     assert made.session_id in [entry.session_id for entry in found.items]
-    assert (await monitor.sessions(OPERATOR, SessionFilter(state="running"))).items == []
-    one = await monitor.sessions(OPERATOR, SessionFilter(), limit=1)
-    rest = await monitor.sessions(OPERATOR, SessionFilter(), one.next or "", limit=100)
-    everything = await monitor.sessions(OPERATOR, SessionFilter(), limit=100)
+    assert (await engine.sessions(OPERATOR, SessionFilter(state="running"))).items == []
+    one = await engine.sessions(OPERATOR, SessionFilter(), limit=1)
+    rest = await engine.sessions(OPERATOR, SessionFilter(), one.next or "", limit=100)
+    everything = await engine.sessions(OPERATOR, SessionFilter(), limit=100)
     # By their ids, because their memory may be sampled meanwhile.
     pages, whole = [*one.items, *rest.items], everything.items
     assert [entry.session_id for entry in pages] == [entry.session_id for entry in whole]
-    await monitor.end(OPERATOR, made.session_id)
-    assert (await monitor.session(OPERATOR, made.session_id)).last_cause == "was ended by olga"
+    await engine.end(OPERATOR, made.session_id)
+    assert (await engine.session(OPERATOR, made.session_id)).last_cause == "was ended by olga"
 
 
-async def test_another_owner_sees_what_an_unknown_id_gives(monitor: Monitor, agent: Caller) -> None:
+async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent: Caller) -> None:
     ran = await agent.execute("1")
     for method, kind, name, known in [
-        (monitor.session, SessionNotFound, "session", ran.session_id),
-        (monitor.executions, SessionNotFound, "session", ran.session_id),
-        (monitor.files, SessionNotFound, "session", ran.session_id),
-        (monitor.variables, SessionNotFound, "session", ran.session_id),
-        (monitor.packages, SessionNotFound, "session", ran.session_id),
-        (monitor.interrupt, SessionNotFound, "session", ran.session_id),
-        (monitor.fork, SessionNotFound, "session", ran.session_id),
-        (monitor.end, SessionNotFound, "session", ran.session_id),
-        (monitor.execution, ExecutionNotFound, "execution", ran.execution_id),
-        (monitor.result, ExecutionNotFound, "execution", ran.execution_id),
-        (monitor.calls, ExecutionNotFound, "execution", ran.execution_id),
+        (engine.session, SessionNotFound, "session", ran.session_id),
+        (engine.executions, SessionNotFound, "session", ran.session_id),
+        (engine.files, SessionNotFound, "session", ran.session_id),
+        (engine.variables, SessionNotFound, "session", ran.session_id),
+        (engine.packages, SessionNotFound, "session", ran.session_id),
+        (engine.interrupt, SessionNotFound, "session", ran.session_id),
+        (engine.fork, SessionNotFound, "session", ran.session_id),
+        (engine.end, SessionNotFound, "session", ran.session_id),
+        (engine.execution, ExecutionNotFound, "execution", ran.execution_id),
+        (engine.result, ExecutionNotFound, "execution", ran.execution_id),
+        (engine.calls, ExecutionNotFound, "execution", ran.execution_id),
     ]:
         told = [await refusal(method(STRANGER, one)) for one in (known, "0" * 32)]
         assert all(isinstance(error, kind) for error in told)
         assert told[0].message.replace(known, "") == told[1].message.replace("0" * 32, ""), name
-    assert (await monitor.sessions(STRANGER, SessionFilter(owner="local"))).items == []
+    assert (await engine.sessions(STRANGER, SessionFilter(owner="local"))).items == []
 
 
 async def refusal(call: object) -> BelljarError:
@@ -142,31 +142,31 @@ async def refusal(call: object) -> BelljarError:
     return caught.value
 
 
-async def test_forged_cursors_are_refused(monitor: Monitor, agent: Caller) -> None:
+async def test_forged_cursors_are_refused(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
     for cursor in ("x", "%%%", "LTE", "MTIz" * 30):
         with pytest.raises(InvalidArgument):
-            await monitor.executions(OPERATOR, session_id, cursor)
+            await engine.executions(OPERATOR, session_id, cursor)
 
 
-async def test_follows_a_cell_and_goes_on_from_a_place(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+async def test_follows_a_cell_and_goes_on_from_a_place(engine: Engine, agent: Caller, runtime: Runtime) -> None:
     session_id = await agent.new_session()
     running = await agent.execute("print('a', flush=True)\n" + held("go") + "print('b')", session_id, wait_s=0)
     await until_said(runtime, running.execution_id, "held")
     texts, place = "", ""
-    async with aclosing(monitor.follow(OPERATOR, session_id)) as happened:
+    async with aclosing(engine.follow(OPERATOR, session_id)) as happened:
         async for item in happened:
             if item.output is not None:
                 texts, place = texts + item.output.text, item.id
             if "held" in texts:
                 break
-    assert (await monitor.execution(OPERATOR, running.execution_id)).status == "running"
-    now = (await monitor.session(OPERATOR, session_id)).now
+    assert (await engine.execution(OPERATOR, running.execution_id)).status == "running"
+    now = (await engine.session(OPERATOR, session_id)).now
     assert now is not None
     assert now.first_line == "print('a', flush=True)"
     await agent.release(session_id, "go")
     last: Followed | None = None
-    async with aclosing(monitor.follow(OPERATOR, session_id, place)) as happened:
+    async with aclosing(engine.follow(OPERATOR, session_id, place)) as happened:
         async for item in happened:
             texts += item.output.text if item.output else ""
             last = item
@@ -179,13 +179,13 @@ async def test_follows_a_cell_and_goes_on_from_a_place(monitor: Monitor, agent: 
 
 
 async def test_long_output_of_a_running_cell_is_told_by_its_end(
-    monitor: Monitor, agent: Caller, runtime: Runtime
+    engine: Engine, agent: Caller, runtime: Runtime
 ) -> None:
     session_id = await agent.new_session()
     code = "for n in range(20_000): print('number', n)\n" + held("go")
     running = await agent.execute(code, session_id, wait_s=0)
     chars = 0
-    async with aclosing(monitor.follow(OPERATOR, session_id)) as happened:
+    async with aclosing(engine.follow(OPERATOR, session_id)) as happened:
         async for item in happened:
             chars += len(item.output.text) if item.output else 0
             if item.tail is not None and "held" in item.tail.text:
@@ -195,40 +195,40 @@ async def test_long_output_of_a_running_cell_is_told_by_its_end(
     assert chars < 200_000
     await agent.release(session_id, "go")
     await agent.ended(running.execution_id)
-    events = await monitor.excerpt(OPERATOR, running.execution_id)
+    events = await engine.excerpt(OPERATOR, running.execution_id)
     text = "".join(event.text for event in events)
     assert len(text) < 21_000
     assert text.startswith("number 0\n")
     assert "characters left out here" in text
-    lines = await monitor.lines(OPERATOR, running.execution_id, 19_999, 2, "number 777")
+    lines = await engine.lines(OPERATOR, running.execution_id, 19_999, 2, "number 777")
     assert (lines.lines, lines.total) == (["number 19998", "number 19999"], 20_001)
     assert lines.matches[0] == 778
 
 
-async def test_acts_reach_the_session(monitor: Monitor, agent: Caller) -> None:
+async def test_acts_reach_the_session(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
-    execution_id = await monitor.run_cell(OPERATOR, session_id, "while True: pass", key="k")
+    execution_id = await engine.run_cell(OPERATOR, session_id, "while True: pass", key="k")
     with pytest.raises(InvalidArgument):
-        await monitor.run_cell(OPERATOR, session_id, "other", key="k")
-    assert await monitor.interrupt(OPERATOR, session_id) == [execution_id]
-    entry = await monitor.execution(OPERATOR, execution_id)
+        await engine.run_cell(OPERATOR, session_id, "other", key="k")
+    assert await engine.interrupt(OPERATOR, session_id) == [execution_id]
+    entry = await engine.execution(OPERATOR, execution_id)
     assert (entry.status, entry.author) == ("interrupted", "olga")
     assert "by olga" in (entry.cause or "")
-    await monitor.write_file(OPERATOR, session_id, "a.bin", b"\x00\xff")
-    assert [file.name for file in (await monitor.files(OPERATOR, session_id)).items] == ["a.bin"]
-    part = await monitor.read_part(OPERATOR, session_id, "a.bin", 1, 5)
+    await engine.write_file(OPERATOR, session_id, "a.bin", b"\x00\xff")
+    assert [file.name for file in (await engine.files(OPERATOR, session_id)).items] == ["a.bin"]
+    part = await engine.read_part(OPERATOR, session_id, "a.bin", 1, 5)
     assert (part.content, part.size) == (b"\xff", 2)
-    await monitor.delete_file(OPERATOR, session_id, "a.bin")
-    assert (await monitor.files(OPERATOR, session_id)).items == []
+    await engine.delete_file(OPERATOR, session_id, "a.bin")
+    assert (await engine.files(OPERATOR, session_id)).items == []
     # Keys belong to their owner, so the next implementation under test needs it again.
-    await monitor.end(OPERATOR, session_id)
+    await engine.end(OPERATOR, session_id)
 
 
-async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -> None:
+async def test_tells_what_happens_to_sessions(engine: Engine, agent: Caller) -> None:
     heard: list[ServerEvent] = []
 
     async def listen() -> None:
-        async with aclosing(monitor.server_events(OPERATOR)) as happened:
+        async with aclosing(engine.server_events(OPERATOR)) as happened:
             async for item in happened:
                 heard.append(item)  # noqa: PERF401 - as they come, not at the end
 
@@ -244,64 +244,64 @@ async def test_tells_what_happens_to_sessions(monitor: Monitor, agent: Caller) -
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    health = await monitor.health(OPERATOR)
+    health = await engine.health(OPERATOR)
     assert [server.is_answering for server in health.servers] == [True]
 
 
 async def test_names_are_completed_without_waking_or_using_the_session(
-    monitor: Monitor, agent: Caller, runtime: Runtime
+    engine: Engine, agent: Caller, runtime: Runtime
 ) -> None:
     session_id = await agent.new_session()
     await agent.execute("umbrella = 1\numbrage = 2", session_id)
     session = runtime.sessions.find_open(session_id)
     assert session is not None
     used_at = session.lease.used_at
-    found = await monitor.complete(OPERATOR, session_id, "x = umbr", 8)
+    found = await engine.complete(OPERATOR, session_id, "x = umbr", 8)
     assert ({"umbrella", "umbrage"} <= set(found.matches), found.start, found.end) == (True, 4, 8)
     assert session.lease.used_at == used_at
     running = await agent.execute(held("done"), session_id, wait_s=0)
     await until_said(runtime, running.execution_id, "held")
-    assert (await monitor.complete(OPERATOR, session_id, "umbr", 4)).matches == []
+    assert (await engine.complete(OPERATOR, session_id, "umbr", 4)).matches == []
     await agent.release(session_id, "done")
     await agent.ended(running.execution_id)
     with pytest.raises(SessionNotFound):
-        await monitor.complete(STRANGER, session_id, "umbr", 4)
+        await engine.complete(STRANGER, session_id, "umbr", 4)
 
 
-async def test_folders_presence_and_usage(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+async def test_folders_presence_and_usage(engine: Engine, agent: Caller, runtime: Runtime) -> None:
     code = (
         "import os\nos.makedirs('a/b', exist_ok=True)\nopen('a/b/c.txt', 'w').write('deep')\nopen('t.txt', 'w').close()"
     )
     ran = await agent.execute(code)
-    top = await monitor.files(OPERATOR, ran.session_id)
+    top = await engine.files(OPERATOR, ran.session_id)
     assert ([file.name for file in top.items], top.folders) == (["t.txt"], ["a"])
-    assert (await monitor.files(OPERATOR, ran.session_id, "a")).folders == ["a/b"]
-    assert [file.name for file in (await monitor.files(OPERATOR, ran.session_id, "a/b")).items] == ["a/b/c.txt"]
+    assert (await engine.files(OPERATOR, ran.session_id, "a")).folders == ["a/b"]
+    assert [file.name for file in (await engine.files(OPERATOR, ran.session_id, "a/b")).items] == ["a/b/c.txt"]
     runtime.sessions.inbox._seen.clear()
-    await monitor.note_presence(STRANGER)
+    await engine.note_presence(STRANGER)
     assert [runtime.sessions.inbox.may_ask(owner) for owner in ("key:stranger", "local")] == [True, False]
-    await monitor.note_presence(OPERATOR)
+    await engine.note_presence(OPERATOR)
     assert runtime.sessions.inbox.may_ask("local")
-    runtime.late_monitor.get()._usage.sample()  # as it does every few seconds
-    usage = await monitor.usage(OPERATOR)
+    runtime.late_engine.get()._usage.sample()  # as it does every few seconds
+    usage = await engine.usage(OPERATOR)
     assert usage.gauges["idle"][-1] >= 1
     assert usage.gauges["memory_mb"][-1] > 1
-    assert (await monitor.usage(STRANGER)).gauges["memory_mb"][-1] == 0
+    assert (await engine.usage(STRANGER)).gauges["memory_mb"][-1] == 0
 
 
-async def test_what_happens_between_the_list_and_the_first_event_is_told(monitor: Monitor, agent: Caller) -> None:
-    listed = await monitor.sessions(OPERATOR, SessionFilter(), limit=1)
+async def test_what_happens_between_the_list_and_the_first_event_is_told(engine: Engine, agent: Caller) -> None:
+    listed = await engine.sessions(OPERATOR, SessionFilter(), limit=1)
     session_id = await agent.new_session()  # before anybody listens
-    async with asyncio.timeout(60), aclosing(monitor.server_events(OPERATOR, listed.after)) as happened:
+    async with asyncio.timeout(60), aclosing(engine.server_events(OPERATOR, listed.after)) as happened:
         async for item in happened:
             if (item.session_id, item.state) == (session_id, "made"):
                 break
 
 
-async def test_what_was_submitted_is_found_at_once(monitor: Monitor, agent: Caller, runtime: Runtime) -> None:
+async def test_what_was_submitted_is_found_at_once(engine: Engine, agent: Caller, runtime: Runtime) -> None:
     session = runtime.sessions.get(await agent.new_session(), "local")
     execution = session.submit(make_cell(runtime.settings, "1"))
-    assert (await monitor.execution(OPERATOR, execution.id)).code == "1"
+    assert (await engine.execution(OPERATOR, execution.id)).code == "1"
     await agent.ended(execution.id)
 
 
@@ -321,7 +321,7 @@ async def test_a_change_is_heard_from_the_call_on(agent: Caller, runtime: Runtim
 
 
 async def test_a_cell_whose_kernel_starts_is_interrupted_at_once(
-    monitor: Monitor, agent: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, agent: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = runtime.sessions.get(await agent.new_session(), "local")
     begun, may_start = asyncio.Event(), asyncio.Event()
@@ -333,10 +333,10 @@ async def test_a_cell_whose_kernel_starts_is_interrupted_at_once(
         return await start()
 
     monkeypatch.setattr(session.session_kernel, "ensure_started", start_late)
-    execution_id = await monitor.run_cell(OPERATOR, session.id, "1")
+    execution_id = await engine.run_cell(OPERATOR, session.id, "1")
     await begun.wait()
-    assert await monitor.interrupt(OPERATOR, session.id) == [execution_id]
-    entry = await monitor.execution(OPERATOR, execution_id)
+    assert await engine.interrupt(OPERATOR, session.id) == [execution_id]
+    entry = await engine.execution(OPERATOR, execution_id)
     assert (entry.status, entry.cause) == ("interrupted", "interrupted by olga before its code began; it never ran")
     may_start.set()
     assert (await agent.execute("2", session.id)).result == "2"
