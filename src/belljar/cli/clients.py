@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
-
-from belljar.cli.config_text import Document, Format, Place
 
 ServerEntry = dict[str, Any]
 Headers = Mapping[str, str]
@@ -32,20 +30,13 @@ class Client:
     """Return the entry of a server that the client starts, from its command."""
     address: Callable[[str, Headers], ServerEntry] | None
     """Return the entry of a server at a URL; None where the file cannot have one."""
-    form: Format = "json"
+    form: Literal["json", "toml", "yaml"] = "json"
     is_list: bool = False
+    """Whether its servers are a list, each with its name in it, and no object."""
     new_file: Mapping[str, Any] | None = None
     """What a new file has to have beside its servers."""
     repeats_name: bool = False
     """Whether an entry has its name in it, too."""
-
-    def place(self, name: str, document: Document) -> Place:
-        """Return where a server of that name belongs in a file that means `document`."""
-        keys = (self.key,)
-        # opencode 2 has a level more. It also reads the form of opencode 1, which is the only one that both read.
-        if self.key == "mcp" and isinstance(servers := document.get("mcp"), dict) and "servers" in servers:
-            keys = ("mcp", "servers")
-        return Place(keys, name, self.is_list)
 
 
 # Files

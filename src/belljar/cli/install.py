@@ -1,25 +1,28 @@
 """`belljar install`: tell an MCP client how to start or reach belljar, by printing an entry or writing it to its file.
 
-Of a client's file everything else stays as it was, comments included. A file that cannot be changed without a loss is
-refused before anything is changed.
+Nothing in a file is lost. Plain JSON is read, changed and written again; to TOML a table is added at its end; YAML, and
+whatever would not come back, such as comments in JSON, is not touched: then the person adds what is printed.
 """
 
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Never, cast
 from urllib.parse import urlsplit
 
 import platformdirs
 import typer
+import yaml
 
 from belljar.cli.clients import CLIENTS, Client, ServerEntry
-from belljar.cli.config_text import UnreadableConfig, find_entry, merged, parse, render, with_entry
 from belljar.cli.engines import container_command
 from belljar.distribution import DISTRIBUTION
 from belljar.errors import UsageError
@@ -59,7 +62,8 @@ def command(
     """Tell an MCP client how to start belljar.
 
     Prints the entry for the client's configuration file, in that file's format; with --write, puts it there and keeps
-    what else is in the file, comments included. With --url it names a server that runs already.
+    what else is in the file. It is not written into JSON with comments, nor into YAML: then add what is printed. With
+    --url it names a server that runs already.
     """
     if client_name not in CLIENTS:
         raise UsageError(f"client {client_name!r} is not known", hint=f"Use one of {', '.join(CLIENTS)}")
@@ -81,7 +85,8 @@ def command(
         _write(client, target, name, entry)
         return
     _print_snippet(client, name, entry)
-    _note(f"This belongs in {target}; --write puts it there.")
+    is_left_alone = client.form == "yaml" and target.exists()
+    _note(f"This belongs in {target}{'' if is_left_alone else '; --write puts it there'}.")
 
 
 def _write(client: Client, target: Path, name: str, entry: ServerEntry) -> None:
@@ -98,7 +103,7 @@ def _write(client: Client, target: Path, name: str, entry: ServerEntry) -> None:
 
 
 def _print_snippet(client: Client, name: str, entry: ServerEntry) -> None:
-    print(render(client.form, merged({}, client.place(name, {}), entry)), end="", flush=True)
+    print(render(client, name, entry), end="", flush=True)
 
 
 def _note(text: str) -> None:
@@ -178,6 +183,31 @@ def _source() -> list[str]:
 # The client's file
 
 
+def render(client: Client, name: str, entry: Mapping[str, Any]) -> str:
+    """Return the entry in the client's format, as a text of its own."""
+    servers: Any = [{"name": name, **entry}] if client.is_list else {name: dict(entry)}
+    match client.form:
+        case "json":
+            return json.dumps({client.key: servers}, indent=2, ensure_ascii=False) + "\n"
+        case "yaml":
+            return yaml.safe_dump({client.key: servers}, sort_keys=False, allow_unicode=True, width=1000)
+        case "toml":
+            lines = [f"{key} = {_toml_value(value)}" for key, value in entry.items()]
+            return "\n".join([f"[{client.key}.{_toml_key(name)}]", *lines, ""])
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, str]", value).items()
+        return "{ " + ", ".join(f"{_toml_key(key)} = {_toml_value(each)}" for key, each in pairs) + " }"
+    # A JSON string, or a list of them, is the same in TOML.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
 def add_server(client: Client, path: Path, name: str, entry: Mapping[str, Any]) -> Path | None:
     """Put `entry` into a client's file; return the path of the backup, or None if there was no file or no change."""
     # Resolve the path, so that a link into a folder of dotfiles stays a link.
@@ -191,8 +221,8 @@ def add_server(client: Client, path: Path, name: str, entry: Mapping[str, Any]) 
 def _add_server(client: Client, path: Path, target: Path, name: str, entry: Mapping[str, Any]) -> Path | None:
     before = _read(target)
     try:
-        after = _changed(client, before or b"", path, name, entry)
-    except (UnreadableConfig, UnicodeError) as error:
+        after = _changed(client, before or b"", name, entry)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be changed safely: {error}") from error
     if after == before:
         return None
@@ -205,17 +235,90 @@ def _add_server(client: Client, path: Path, target: Path, name: str, entry: Mapp
     return backup
 
 
-def _changed(client: Client, before: bytes, path: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+def _changed(client: Client, before: bytes, name: str, entry: Mapping[str, Any]) -> bytes:
+    """Return a file with the entry; raise ValueError where something would be lost."""
     mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
     text = before.removeprefix(mark).decode()
-    if not text.strip() and client.new_file:
-        text = render(client.form, client.new_file)
-    document = parse(client.form, text)
-    place = client.place(name, document)
-    present = find_entry(document, place)
+    if not text.strip():
+        start = yaml.safe_dump(dict(client.new_file), sort_keys=False) if client.new_file else ""
+        after = start + render(client, name, entry)
+    elif client.form == "json":
+        after = _changed_json(client, text, name, entry)
+    elif client.form == "toml":
+        after = _changed_toml(client, text, name, entry)
+    else:
+        raise ValueError("it is YAML")
+    return mark + after.encode()
+
+
+def _changed_json(client: Client, text: str, name: str, entry: Mapping[str, Any]) -> str:
+    """Return the text with the entry; fields that a present entry has beside those of `entry` stay."""
+    document = _plain_json(text)
+    servers = document[client.key] = _object(document, client.key)
+    # opencode 2 has a level more. It also reads the form of opencode 1, which is the only one that both read.
+    if client.key == "mcp" and "servers" in servers:
+        servers["servers"] = servers = _object(servers, "servers")
+    present = _object(servers, name)
     if present and bool(_URL_KEYS & present.keys()) != bool(_URL_KEYS & entry.keys()):
-        raise UsageError(f'"{name}" in {path} is another kind of server')
-    return mark + with_entry(client.form, text, place, entry).encode()
+        raise ValueError(f'its "{name}" is another kind of server')
+    wanted = {**present, **entry}
+    if wanted == present:
+        return text
+    servers[name] = wanted
+    indent = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
+    after = json.dumps(document, indent=indent[1] if indent else 2, ensure_ascii=False)
+    after += "\n" if text.endswith("\n") else ""
+    return after.replace("\n", "\r\n") if "\r\n" in text else after
+
+
+def _changed_toml(client: Client, text: str, name: str, entry: Mapping[str, Any]) -> str:
+    """Return the text with a table more at its end, where that means just that."""
+    wanted = tomllib.loads(text)
+    servers = wanted[client.key] = _object(wanted, client.key)
+    if servers.get(name) == entry:
+        return text
+    if name in servers:
+        raise ValueError(f'it has "{name}" already')
+    servers[name] = dict(entry)
+    after = f"{text.rstrip()}\n\n{render(client, name, entry)}"
+    after = after.replace("\n", "\r\n").replace("\r\r\n", "\r\n") if "\r\n" in text else after
+    if tomllib.loads(after) != wanted:
+        raise ValueError("its layout is too unusual")
+    return after
+
+
+def _plain_json(text: str) -> dict[str, Any]:
+    """Parse JSON that can be written again without a loss; raise ValueError for any other."""
+    try:
+        document = json.loads(text, parse_constant=_refuse, parse_float=_exact, object_pairs_hook=_without_twice)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON, or has comments: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("it holds no object")  # noqa: TRY004 - its text is wrong, and no argument
+    return cast("dict[str, Any]", document)
+
+
+def _refuse(constant: str) -> Never:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _exact(number: str) -> float:
+    if Decimal(repr(float(number))) != Decimal(number):
+        raise ValueError(f"the number {number[:40]} cannot be kept as it is")
+    return float(number)
+
+
+def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(members := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return members
+
+
+def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f'"{key}" is no object')
+    return cast("dict[str, Any]", value or {})
 
 
 def _read(path: Path) -> bytes | None:
