@@ -1,65 +1,25 @@
 """What people would say, and the tools that they mean: phrases the ranking was tuned on, and phrases it was not.
 
-Where two tools do the same, either is right. `TUNING` was written by those who wrote the ranking, from the names and
-first lines of the tools, and looked at again and again: its figure says how well the ranking was fitted. Its servers
-from `linear` on were held out once, and of their 51 phrases 34 were among the first five; those from `spotify` on were
-held out after that, and of their 51 phrases 38 were.
+Where two tools do the same, either is right. All sets are searched among the tools of their own servers. In the order
+of how much they say:
 
-The phrases of `HELD_OUT` are of servers that nobody had tuned on. They were written from the names and first lines of
-the tools, before any of them was run, by somebody who had read the ranking by words and changed nothing in it. They
-were run twice, and nobody has looked at which of them miss. The first time, 34 of 51 were among the first five by words
-and 17 were the first; with the model of the extra `search` 37 and 21. The second time, after the words of
-`everyday_words.txt` and the way that the model's similarities are added had been chosen on `DEVELOPMENT` and `TUNING`,
-33 and 20 by words, 39 and 23 with the model. So the larger table of words is no better on phrases of others.
+`STRANGERS` was written by somebody who knew nothing of the ranking and did not look at it: seventeen servers of the
+two registries that no set had and that start without an account, three tools of each (`random.Random(f"belljar again
+{server}").sample(sorted(names), 3)`), a phrase for each in everyday words, then the catalogue read for other tools
+that would really do it. It was committed before it was searched, and nobody has looked at which of its phrases miss.
 
-The phrases of `SET_ASIDE` were written from the names of the tools before that change, by the one who then made it. By
-words 22 of 51 were among the first five before and 32 after; with the model 32 before and 40 after. Since one person
-wrote the phrases and the table of words, these figures say less than those of `HELD_OUT`.
+`UNSEEN` was made likewise (`random.Random(f"belljar {server}").sample(sorted(names), 3)`), by somebody who knew the
+ranking: seventeen servers that no set had. Nobody has looked at which of its phrases miss.
 
-The phrases of `FRESH` are of four servers that no set had. They were written from the names of the tools alone, before
-any of them was run, by somebody who had read the ranking and changed nothing in it; where two tools answer equally
-well, both are right. They were run once: by words 33 of 51 were among the first five and 16 were the first, with the
-model 37 and 19. Nobody has looked at which of them miss. Before that, 440 ways to bring words and sentences together
-were tried on `DEVELOPMENT` and `TUNING`: several sentences for each tool (its name, its first sentence, its parameters,
-more of its description), queries as they are and rephrased, the nearest or the mean of them, sums with five weights,
-and reciprocal ranks. None found more than one phrase of 210 more than what is there: the model is the limit, not the
-way that it is asked.
+`HELD_OUT`, `SET_ASIDE` and `FRESH` are of servers that nobody had tuned on, written from the names and first lines of
+the tools before any of them was run, by people who had read the ranking. `SET_ASIDE` was written by one who then
+changed the table of words, so it says less. Their misses were looked at later, and they are spent: half of the misses
+share no word with the tool that is meant, a quarter are hidden by tools of the same server that are much alike, one
+in nine has a tool among the first five that would do as well, and the rest say too little.
 
-`DEVELOPMENT` was written by the same person as `SET_ASIDE`, and its misses were looked at. All sets are searched among
-the tools of their own servers.
-
-After that, the 46 misses with MiniLM in all sets above but `TUNING` were looked at, so these sets are spent. By a rough
-sorting, half of the misses share no word with the tool that is meant, a quarter are hidden by tools of the same server
-that are much alike, one in nine has a tool among the first five that would do as well, and the rest say too little. A
-second model, Granite, was chosen on all these sets: each was left out in turn, and what was chosen on the others found
-308 of 377 phrases (those of servers that could be had), Granite alone 303, MiniLM alone 292. What did not help, at any
-of a few weights: vectors of single tokens, a vector for each field, a term for the server as a whole, less weight for
-tools that are near everything, learned weights, a small cross-encoder, nearest words of the models as synonyms, other
-weights of the fields. By words alone nothing was found that helps.
-
-`UNSEEN` was made for the ranking that came out of this. Seventeen servers are in it that no set had: those of two lists
-that start here without an account and have three tools or more (the second list was written when the first gave
-fifteen; two were taken of it). Of each, three tools were drawn (`random.Random(f"belljar
-{server}").sample(sorted(names), 3)`). One phrase for each was written from what the tool is for, as somebody who uses
-that program would say it, neither copying the description nor avoiding its words; then the whole catalogue was read for
-other tools that would really do it, of the two largest servers mostly by name. It was committed before any of it was
-searched, by somebody who knew the ranking, and run once, among all 1,004 tools: by words 34 of 51 were among the first
-five and 23 were the first, with the models 43 and 27. If only the tool that was drawn counts, 34 and 21, 43 and 24.
-With MiniLM alone, as it was before, 41 and 24. Its phrases are nearer to the words of the tools than those of `FRESH`,
-of which 41 are found now. Nobody has looked at which of them miss.
-
-`STRANGERS` was made for the model that has learnt from `search_training/`, by somebody who knew nothing of the ranking
-and did not look at it: seventeen servers of the two registries that no set had and that start without an account, three
-tools of each (`random.Random(f"belljar again {server}").sample(sorted(names), 3)`), a phrase for each in everyday
-words, then the catalogue read for other tools that would really do it. Servers of the same products were taken out of
-the training. It was committed before it was searched. The first run, among all 466 tools: by words 34 of 51 were among
-the first five and 17 were the first, with the model 45 and 32; with the two models before, 42 and 24. With the vectors
-of words that came later, and were chosen without it, 38 and 24 (before that, 38 and 22, then 39 and 24: numbers were
-left out of the words, and unknown words counted); the model was run along each time, and found the same. Nobody has
-looked at which of them miss.
-
-`FRESH_ALSO` has further tools that would do for phrases of `FRESH`, judged in the same way, but by somebody who had
-seen what was found; so its figure says less. Whoever looks at which phrases of a set miss should have others written.
+`DEVELOPMENT` and `TUNING` were looked at again and again by those who wrote the ranking: their figures say how well
+it was fitted. By words alone nothing else was found that helps: not other weights of the fields, a term for the
+server as a whole, nor a larger table of words.
 """
 
 from typing import Final

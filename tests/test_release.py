@@ -64,7 +64,7 @@ def test_the_sdist_has_what_the_tests_and_the_scripts_need() -> None:
 
 NAMESPACES = {"azure": "azure-identity"}
 """Packages that several distributions share, and the one of them that is imported."""
-INSTALLED_WITH_EXTRAS = {"microsandbox", "rattler", "tokenizers", "numpy", "pynvml", "ipykernel"}
+INSTALLED_WITH_EXTRAS = {"microsandbox", "rattler", "pynvml", "ipykernel"}
 """Of extras, which the tests may lack."""
 
 

@@ -1,18 +1,9 @@
-import math
-import sys
-from collections.abc import Sequence
-from importlib import invalidate_caches
-from operator import mul
-from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import pytest
 
-from belljar.toolbox import sentence_vectors
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.toolbox.search import DEFAULT_LIMIT, MAX_RESULTS, ToolIndex, terms
-from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.synonyms import rephrased, stem, synonyms
 from belljar.toolbox.word_vectors import word_vectors
 
@@ -137,31 +128,6 @@ def test_everyday_words_find_what_tools_call_otherwise(query: str, first: str) -
     assert index(*(tool(name) for name in names)).search(query)[0].name == first
 
 
-class Letters:
-    """A model of the smallest kind: texts are similar that have the same letters."""
-
-    weight = 5.0
-    least_similar = 0.5
-
-    def embed(self, texts: Sequence[str]) -> list[Any]:
-        counts = [[float(text.lower().count(letter)) for letter in ascii_lowercase] for text in texts]
-        return [[value / (math.hypot(*vector) or 1) for value in vector] for vector in counts]
-
-    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
-        (wanted,) = self.embed([query])
-        return [sum(map(mul, wanted, vector)) for vector in vectors]
-
-
-def test_the_rankings_by_words_and_by_sentences_are_merged_and_what_both_find_is_first() -> None:
-    tools = index(tool("melon"), tool("list_lemons", "Lemon."), tool("lemon", "x"), tool("zzz"))
-    assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons"]
-    tools.use_model(Letters())
-    # The letters of `melon` are those of `lemon`, whatever its words are; `zzz` has neither.
-    assert [each.name for each in tools.search("lemon")] == ["lemon", "list_lemons", "melon"]
-    assert [each.name for each in tools.search("lemon", limit=1)] == ["lemon"]
-    assert tools.search("lemon", server="another") == []
-
-
 @pytest.mark.parametrize(
     ("query", "first"),
     [
@@ -191,30 +157,14 @@ def test_who_asks_for_a_tool_by_its_name_gets_that_one_first() -> None:
         assert tools.search(query)[0].name == "run_pagerank"
     # A word that has no vector makes those that have one count less.
     known, half_known = (
-        word_vectors().similarities(query, word_vectors().embed(["run: Run it."]))[0]
+        word_vectors().similarities(query, [word_vectors().of_tool("run", "Run it.")])[0]
         for query in ("run", "run pagerank")
     )
     assert half_known < 0.9 * known
 
 
 def test_texts_of_unknown_words_are_similar_to_nothing() -> None:
-    vectors = word_vectors().embed(["", ":", "qwertz: uiop", "weather: forecast"])
-    assert word_vectors().similarities("qwertz", vectors) == [0, 0, 0, 0]
-    assert word_vectors().similarities("forecast of the weather", vectors)[3] == pytest.approx(1, abs=0.2)
-    assert word_vectors().similarities("a: b", []) == []
-
-
-@pytest.mark.parametrize("broken", ["missing", "changed"])
-def test_without_the_files_that_are_known_tools_are_searched_by_words(
-    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if broken == "changed":
-        package, file = sentence_vectors.GRANITE
-        path = tmp_path / package / file
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"HMSEMB01 something else")
-        (tmp_path / package / "__init__.py").write_text("raise SystemExit('code of the package ran')")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    invalidate_caches()
-    assert sentence_model.__wrapped__() is None
-    assert ("has changed" in caplog.text) == (broken == "changed")
+    vectors = [word_vectors().of_tool(*texts) for texts in (("", ""), ("qwertz", "uiop"), ("weather", "forecast"))]
+    assert word_vectors().similarities("qwertz", vectors) == [0, 0, 0]
+    assert word_vectors().similarities("forecast of the weather", vectors)[2] == pytest.approx(1, abs=0.2)
+    assert word_vectors().similarities("a b", []) == []

@@ -31,7 +31,6 @@ from belljar.toolbox.connection import upstream_limits
 from belljar.toolbox.learned_shapes import OwnedShapes, Shapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
-from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.tool_listing import Detail, show
@@ -146,10 +145,7 @@ async def _search(settings: Settings, query: str, detail: Detail, limit: int, se
     async with _connect(settings) as upstreams:
         catalogue = await _catalogue(upstreams)
     _print_warnings(catalogue)
-    index = ToolIndex(catalogue)
-    if (model := sentence_model()) is not None:
-        index.use_model(model)
-    found = index.search(query, server=server, limit=limit)
+    found = ToolIndex(catalogue).search(query, server=server, limit=limit)
     if found:
         print(show(found, detail, names_of(catalogue), _shapes(settings).shape))
     return 0 if found else 1

@@ -1,8 +1,7 @@
 """Searches tools by words: BM25 over weighted fields (names, descriptions, parameters), with everyday synonyms.
 
-To the scores of the words the similarities of a model are added: that of `word_vectors.py`, or the better one of
-`sentence_vectors.py` where it is installed. An index is built from one catalogue. This module does not know how results
-are shown.
+To the scores of the words the similarities of `word_vectors.py` are added. An index is built from one catalogue. This
+module does not know how results are shown.
 """
 
 import math
@@ -11,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
 from belljar.toolbox.synonyms import action, rephrased, split_words, stem, stemmed, synonyms
 from belljar.toolbox.texts import first_sentence
-from belljar.toolbox.word_vectors import word_vectors
+from belljar.toolbox.word_vectors import LEAST_SIMILAR, WEIGHT, word_vectors
 
 DEFAULT_LIMIT: Final = 8
 MAX_RESULTS: Final = 50
@@ -76,28 +75,6 @@ def terms(text: str) -> list[str]:
     return [stemmed(word) for word in split_words(text)]
 
 
-class SentenceModel(Protocol):
-    """Says how similar texts are."""
-
-    @property
-    def weight(self) -> float:
-        """How much a similarity counts in a search, where 1 is the score of the best tool by words."""
-        ...
-
-    @property
-    def least_similar(self) -> float:
-        """How similar a tool must be to a query to have anything to do with it."""
-        ...
-
-    def embed(self, texts: Sequence[str]) -> list[Any]:
-        """Return a vector of each text: names, a colon, and a description. Blocks, for seconds with many tools."""
-        ...
-
-    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
-        """Return how similar the query is to the text of each vector; 1 is the same."""
-        ...
-
-
 class ToolIndex:
     """A search index of the tools of one catalogue."""
 
@@ -120,12 +97,7 @@ class ToolIndex:
                 self._named_with.setdefault(name, []).append(place)
         self._rarities = {term: _rarity(len(found), len(counted)) for term, found in self._postings.items()}
         self._rarest = _rarity(0, len(counted))
-        self.use_model(word_vectors())
-
-    def use_model(self, model: SentenceModel) -> None:
-        """Let this model rank tools too; blocks while it reads them all, and searches go on without it until then."""
-        vectors = model.embed([sentence(tool) for tool in self._tools])
-        self._model: tuple[SentenceModel, list[Any]] = model, vectors
+        self._vectors = [word_vectors().of_tool(*_summary(tool)) for tool in self._tools]
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
@@ -140,14 +112,13 @@ class ToolIndex:
         return [self._tools[place] for place in best[:most]]
 
     def _merged(self, query: str, places: Sequence[int], scores: Mapping[int, float]) -> list[int]:
-        """Return the tools ranked by both: the score by words, as a share of the best, and the model's similarity."""
-        model, vectors = self._model
-        similar = model.similarities(query, [vectors[place] for place in places])
+        """Return the tools ranked by both: the score by words, as a share of the best, and the similarity."""
+        similar = word_vectors().similarities(query, [self._vectors[place] for place in places])
         top = max((scores.get(place, 0.0) for place in places), default=0.0) or 1.0
         both = {
-            place: scores.get(place, 0.0) / top + model.weight * near
+            place: scores.get(place, 0.0) / top + WEIGHT * near
             for place, near in zip(places, similar, strict=True)
-            if place in scores or near >= model.least_similar
+            if place in scores or near >= LEAST_SIMILAR
         }
         # Who asks for a tool by its name means that one.
         spelled = split_words(query)
@@ -238,10 +209,9 @@ def _dice(one: frozenset[str], other: frozenset[str]) -> float:
     return 2 * len(one & other) / (len(one) + len(other))
 
 
-def sentence(tool: ToolDefinition) -> str:
-    """Return the text that stands for a tool in the model: server, name and the beginning of the description."""
-    words = " ".join([*split_words(tool.server), *split_words(tool.name)])
-    return f"{words}: {tool.description[:_FIRST_CHARACTERS]}"
+def _summary(tool: ToolDefinition) -> tuple[str, str]:
+    """Return the texts that a tool's vector is made of: its names, and the beginning of its description."""
+    return f"{tool.server} {tool.name}", tool.description[:_FIRST_CHARACTERS]
 
 
 def _rarity(spread: int, count: int) -> float:

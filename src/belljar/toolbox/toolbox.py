@@ -25,7 +25,6 @@ from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.learned_shapes import OwnedShapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
-from belljar.toolbox.sentence_vectors import sentence_model
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.session_server import SearchMessage, ToolServer, open_tool_server
 from belljar.toolbox.tool_listing import Detail, as_fields, show
@@ -36,8 +35,6 @@ INSIDE = FOLDER / "toolbox"
 READY_S = 30.0
 SEARCH_S = 5.0
 """How long after the start a search waits for connecting servers; slower ones are named in its answer."""
-SENTENCES_S = 2.0
-"""How long a search waits for the model of the extra `search` to have read all tools."""
 
 _AWAY = "not reachable now"
 
@@ -69,8 +66,6 @@ class Toolbox:
         self._catalogue = Catalogue()
         self._names = names_of(self._catalogue)
         self._index: ToolIndex | None = None
-        self._reading: asyncio.Task[None] | None = None
-        """Has the model of the extra `search`, if it is installed, read the tools of the index."""
         self.find_skills: FindSkills | None = None
         """Finds skills for the searches of sessions; None where there are none."""
         self._opened_at = time.monotonic()
@@ -133,10 +128,6 @@ class Toolbox:
             index = await asyncio.to_thread(ToolIndex, known)
             if known is self._catalogue:
                 self._index = index
-                self._reading = asyncio.get_running_loop().create_task(self._use_sentence_model(index))
-        # The model takes seconds for hundreds of tools it has not seen; who cannot wait that long searches without it.
-        if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=SENTENCES_S)
         found = index.search(query, limit=limit, server=self._server_named(server))
         shape_of = self._shapes.of(owner).shape
         text = show(found, detail, names, shape_of)
@@ -148,18 +139,6 @@ class Toolbox:
                 text = f"{text}\n# {heading}: {', '.join(listed)}"
                 fields[state] = listed
         return text, fields
-
-    async def _use_sentence_model(self, index: ToolIndex) -> None:
-        """Let the model of the extra `search`, if it is installed, rank the tools of an index too."""
-        model = await asyncio.to_thread(sentence_model)
-        if model is not None:
-            await asyncio.to_thread(index.use_model, model)
-
-    async def aclose(self) -> None:
-        """Stop what goes on in the background."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
 
     def _server_named(self, name: str) -> str:
         """Return a server's own name, given that or the name of its package."""
@@ -293,4 +272,4 @@ async def open_toolbox(
                 yield toolbox
             finally:
                 writing.cancel()
-                await asyncio.gather(writing, toolbox.aclose(), return_exceptions=True)
+                await asyncio.gather(writing, return_exceptions=True)

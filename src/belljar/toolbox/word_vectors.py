@@ -1,8 +1,10 @@
 """Vectors of words that have been trained on how people ask for tools, so that "headlines" is near to "news".
 
-The vector of a text is the sum of its words' vectors. The file `word_vectors.bin` has a vector for each of some
-thousand stems of English words; a word that is not in it only makes the others count less.
-`bench/search_training/train_words.py` made it.
+The vector of a text is the sum of its words' vectors. The file `word_vectors.bin` has a vector for each of 5,100 stems
+of English words; a word that is not in it only makes the others count less. It was made once, with a language model and
+17,000 phrases; both are in the history of the repository, in `bench/search_training/` until November 2026.
+
+Of 541 phrases of `bench/search_phrases.py`, 433 are found with the vectors, and 370 without.
 """
 
 import json
@@ -15,7 +17,7 @@ from functools import cache
 from math import hypot
 from operator import add, mul
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from belljar.toolbox.synonyms import split_words, stemmed
 
@@ -28,17 +30,18 @@ else:
 
 
 FILE: Final = Path(__file__).with_name("word_vectors.bin")
-HEAD: Final = 2
-"""How often the words before the colon count, which are the names of the tool and its server."""
+WEIGHT: Final = 2.5
+"""How much a similarity counts in a search, where 1 is the score of the best tool by words."""
+LEAST_SIMILAR: Final = 0.4
+"""How similar a tool must be to a query to have anything to do with it."""
+_NAMES: Final = 2
+"""How often the names of a tool and its server count, where its description counts once."""
 _UNKNOWN: Final = 0.8
 """The length of the vector of a word that is not known; it points nowhere that another one does."""
 
 
 class WordVectors:
-    """A `SentenceModel` of `search.py`, in plain Python."""
-
-    weight = 2.5
-    least_similar = 0.4
+    """Makes vectors of texts and compares them, in plain Python."""
 
     def __init__(self, content: bytes) -> None:
         head, _, vectors = zlib.decompress(content).partition(b"\n")
@@ -48,19 +51,15 @@ class WordVectors:
         self._lengths: list[float] = header["lengths"]
         self._vectors = array("b", vectors)
 
-    def embed(self, texts: Sequence[str]) -> list[Any]:
-        """See `SentenceModel`."""
-        return [self._vector(*text.split(":", 1)) for text in texts]
-
-    def similarities(self, query: str, vectors: Sequence[Any]) -> list[float]:
-        """See `SentenceModel`."""
-        wanted = self._vector("", query)
+    def similarities(self, query: str, vectors: Sequence[list[float]]) -> list[float]:
+        """Return how similar a query is to the tool of each vector; 1 is the same."""
+        wanted = self.of_tool("", query)
         return [_product(wanted, vector) for vector in vectors]
 
-    def _vector(self, head: str, rest: str = "") -> list[float]:
-        """Return the vector of a text, of length 1; shorter by the part of its words that is not known."""
+    def of_tool(self, names: str, description: str) -> list[float]:
+        """Return the vector of a tool, of length 1; shorter by the part of its words that is not known."""
         counts: Counter[str] = Counter()
-        for text, weight in ((head, HEAD), (rest, 1)):
+        for text, weight in ((names, _NAMES), (description, 1)):
             for word in split_words(text):
                 counts[stemmed(word)] += weight
         total = [0.0] * self._width
