@@ -7,6 +7,7 @@ from typing import Any, get_origin
 import pytest
 
 from belljar.settings import Settings, variable
+from trusted_settings import write_trusted
 
 Run = Callable[..., Any]
 LISTS_AND_TABLES = {
@@ -31,7 +32,7 @@ SECRET = {"api_keys", "mcp_servers"}
 
 
 def test_each_setting_is_a_line_with_its_origin(belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("belljar.toml").write_text("max_queue = 3")
+    write_trusted("max_queue = 3")
     monkeypatch.setenv("BELLJAR_API_KEYS", "alice:hunter2")
     outcome = belljar("config")
     lines = [line.split() for line in outcome.out.splitlines()]
@@ -45,7 +46,7 @@ def test_each_setting_is_a_line_with_its_origin(belljar: Run, place: Path, monke
 
 def test_json_has_the_same_and_the_descriptions(belljar: Run) -> None:
     lines = json.loads(belljar("config", "--json").out)
-    assert {"name", "value", "origin", "description", "ignored"} == set(lines[0])
+    assert {"name", "value", "origin", "description"} == set(lines[0])
     assert {line["name"]: line["value"] for line in lines}["session_idle_s"] == 1800
 
 

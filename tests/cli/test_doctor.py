@@ -105,6 +105,13 @@ def test_a_data_directory_that_cannot_be_made_fails_the_command(
     assert str(place / "file") in found["host/data"]["detail"]
 
 
+def test_a_file_that_is_not_read_is_named(findings: Callable[[], dict[str, Any]], place: Path) -> None:
+    for name, content in (("belljar.toml", "max_queue = 3"), (".env", "BELLJAR_MAX_QUEUE=3")):
+        (place / name).write_text(content)
+        finding = findings()[f"host/{name}"]
+        assert (finding["status"], finding["hint"]) == ("warn", f"If you have read it: belljar trust {place / name}")
+
+
 def test_looking_leaves_nothing_behind(findings: Callable[[], dict[str, Any]], place: Path) -> None:
     findings()
     assert list(place.iterdir()) == []

@@ -150,6 +150,10 @@ def test_commands_that_need_no_session_work(elsewhere: Elsewhere) -> None:
     assert "doctor" in elsewhere.run("--help").out
     entry = json.loads(elsewhere.run("install", "claude-desktop").out)["mcpServers"]["belljar"]
     assert "serve" in entry["args"]
+    (elsewhere.folder / "belljar.toml").write_text("max_queue = 3")
+    assert "is not read" in elsewhere.run("config").err
+    assert "which sets max_queue" in elsewhere.run("trust").err
+    assert " 3 " in elsewhere.run("config").out
     findings = json.loads(elsewhere.run("doctor", "--json").out)
     assert [(each["name"], each["status"]) for each in findings][2:] == [("docker", "ok"), ("image", "ok")]
 

@@ -79,8 +79,12 @@ def test_files_of_a_session_land_apart_and_the_next_command_obeys_none(
     assert kept == sorted(name for name in NAMES if not any(part.startswith(".") for part in Path(name).parts))
     assert f"saved in {folder}: " in outcome.err
     monkeypatch.delenv("BELLJAR_ENVIRONMENT")
+    (place / "conftest.py").unlink()
+    before = belljar("config").out
     monkeypatch.chdir(folder)
-    assert load_settings().sandbox == "namespace"
+    after = belljar("config")
+    assert after.out == before
+    assert f"{folder / 'belljar.toml'}; belljar trust " in after.err
 
 
 def _plant(folder: Path, names: set[str], marker: Path) -> None:

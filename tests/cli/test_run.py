@@ -17,6 +17,7 @@ from belljar.environments import Environment
 from belljar.models import ExecutionResult
 from belljar.settings import Settings
 from live_server import clean_environment
+from trusted_settings import write_trusted
 
 Run = Callable[..., Any]
 Process = subprocess.Popen[str]
@@ -281,7 +282,7 @@ def test_a_timeout_ends_with_124(belljar_run: Run) -> None:
 def test_a_timeout_may_be_longer_than_the_configured_one(
     belljar_run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place / "belljar.toml").write_text("execution_timeout_s = 0.2\n")
+    write_trusted("execution_timeout_s = 0.2\n", place)
     answer = belljar_run("--timeout", "60", "-c", "import time\ntime.sleep(0.5)\nprint('done')")
     assert (answer.code, answer.out) == (0, "done\n")
 

@@ -229,7 +229,7 @@ def test_servers_of_the_toolbox_do_not_act_through_their_names_and_last_words(tm
 
 
 @pytest.mark.parametrize(
-    "words", [["policy", "check", "FILE"], ["policy", "test", "FILE", "--code", "FILE"], ["config"]]
+    "words", [["policy", "check", "FILE"], ["policy", "test", "FILE", "--code", "FILE"], ["trust", "FILE"]]
 )
 def test_files_of_others_do_not_act_through_what_is_said_of_them(tmp_path: Path, words: list[str]) -> None:
     folder = tmp_path / f"a{HOSTILE.replace('/', '')[:60]}"

@@ -1,4 +1,4 @@
-"""The `.env` that `belljar serve` reads: trusted or named, never over what is set, its values never told."""
+"""The `.env` that every command reads: trusted or named, never over what is set, its values never told."""
 
 import os
 from pathlib import Path

@@ -7,6 +7,7 @@ from belljar import settings as table
 from belljar.errors import SettingsError
 from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
 from belljar.settings.sources import ALIASES
+from belljar.settings.trust import trust
 from trusted_settings import write_trusted
 
 DIGEST = hash_key("hunter2")
@@ -192,6 +193,7 @@ def test_an_unknown_key_is_refused_with_the_likely_one(empty_place: Path) -> Non
 @pytest.mark.parametrize("content", [b"max_sessions = ", b"\xff\xfe"])
 def test_a_file_that_is_not_toml_is_refused_by_name(content: bytes) -> None:
     Path("belljar.toml").write_bytes(content)
+    trust(Path("belljar.toml"), content)
     assert str(Path("belljar.toml").absolute()) in refusal().message
 
 

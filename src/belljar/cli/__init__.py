@@ -80,13 +80,13 @@ COMMANDS: dict[str, CommandEntry] = {
     "kernel": CommandEntry("kernel:command", "Be a Jupyter kernel with a session of its own.", is_hidden=True),
     "config": CommandEntry(
         "config:command",
-        "Show every setting and where its value comes from, and which ones of an untrusted file are ignored.",
+        "Show every setting and where its value comes from, and which files are read.",
         elsewhere="config:command",
     ),
     "trust": CommandEntry(
         "trust:command",
-        "Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is "
-        "there.",
+        "Obey the belljar.toml of a folder, or its .env, when belljar is started there.",
+        elsewhere="trust:command",
     ),
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."

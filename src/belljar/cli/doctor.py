@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -36,7 +37,7 @@ from belljar.sandboxes.base import HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
 from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
-from belljar.settings import Settings, load_command_settings, parse_key
+from belljar.settings import Settings, load_command_settings, parse_key, unread_files
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
@@ -102,6 +103,7 @@ def _check_host(settings: Settings) -> Iterator[HostFinding]:
     yield HostFinding("host", "ok", "kernel", platform.release())
     yield HostFinding("host", "ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield from _check_distribution()
+    yield from _check_unread_files(settings)
     yield _check_memory(settings)
     yield _check_data_directory(settings.data_directory)
     yield from check_journal(settings.data_directory / "journal.sqlite")
@@ -114,6 +116,12 @@ def _check_distribution() -> Iterator[HostFinding]:
         yield HostFinding(
             "host", "fail", "packages", detail, hint, "which files are whose depends on what was installed last"
         )
+
+
+def _check_unread_files(settings: Settings) -> Iterator[HostFinding]:
+    for file in unread_files(settings):
+        hint = f"If you have read it: belljar trust {shlex.quote(str(file))}"
+        yield HostFinding("host", "warn", file.name, f"{file} is not trusted", hint, "it is not read")
 
 
 def _check_memory(settings: Settings) -> HostFinding:

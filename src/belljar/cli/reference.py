@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from belljar.cli import COMMANDS, GROUPS, application
-from belljar.settings import MEBIBYTE, Settings, allowed, default, untrusted, variable
+from belljar.settings import MEBIBYTE, Settings, allowed, default, variable
 
 _INTRODUCTION = """\
 # Settings
@@ -27,12 +27,11 @@ Every setting can come from four places. A later one wins over an earlier one:
 out of range is an error that names the setting, the value and the source. Relative paths count from the working
 directory.
 
-The `belljar.toml` of the working directory may be anybody's, so by itself it only tightens: it lowers limits, closes
-hosts, turns guardrails on. What else it says is ignored, and named on stderr. `belljar trust` obeys all of it, for as
-long as the file stays what it is; `belljar trust --remove` ends that. Below, each setting says what such a file may do
-without trust. The user's own file, a file that `BELLJAR_CONFIG` names, variables and flags need none. A `.env` of the
-working directory is read by every command once `belljar trust .env` has said so (see `env_file`). No folder above the
-working directory is looked into.
+The `belljar.toml` of the working directory may be anybody's, so commands read it only once you trust it (`belljar
+trust`), and for as long as it stays what it is; `belljar trust --remove` ends that. The same goes for a `.env` there
+(`belljar trust .env`; see `env_file`). One that is not read is named, with the command that trusts it, on stderr and by
+`belljar doctor`. The user's own file, a file that `BELLJAR_CONFIG` names, variables and flags need no trust. No folder
+above the working directory is looked into.
 
 ```toml
 # belljar.toml
@@ -85,7 +84,6 @@ def _setting_section(name: str) -> str:
     return (
         f"## `{name}`\n\n{field.description}\n\n"
         f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_mib}\n- Variable: `{variable(name)}`\n"
-        f"- A file that is not trusted: {untrusted(name)}\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""`belljar trust`: obey all settings of the `belljar.toml` in a folder, or read its `.env`, until the file changes."""
+"""`belljar trust`: read the `belljar.toml` of a folder, or its `.env`, until the file changes."""
 
 import json
 import sys
@@ -18,10 +18,10 @@ def command(
     remove: Annotated[bool, typer.Option("--remove", help="Trust it no longer.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Print the files that are trusted.")] = False,
 ) -> None:
-    """Obey all settings of the belljar.toml in a folder when belljar is started there, or read a .env that is there.
+    """Obey the belljar.toml of a folder, or its .env, when belljar is started there.
 
-    Read the file first: it can run commands on this machine. Without trust a belljar.toml can only tighten settings,
-    and a .env is not read; after any change to it, it has to be trusted again.
+    Read the file first: it can run commands on this machine. Without trust it is not read at all; after any change to
+    it, it has to be trusted again.
     """
     if listing:
         print(json.dumps(trust.trusted_files(), indent=2))
@@ -41,7 +41,7 @@ def _add(folder: Path) -> None:
     file = _file(folder)
     if not file.exists():
         raise InvalidArgument(f"{file} is not there", hint="Name the folder that it is in")
-    content = read_config(file)
+    content = read_config(file, is_from_anybody=True)
     values = parse_config(Settings, file, content) if file.name == CONFIG_FILE else parse_env_file(file, content)
     names = ", ".join(values) or "nothing"
     trust.trust(file, content)

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
-from belljar.settings import fields, sources, tightening_rules
-from belljar.settings.env_file import apply_env_file
+from belljar.settings import fields, sources
+from belljar.settings.env_file import apply_env_file, unread_env_file
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
@@ -35,7 +35,6 @@ __all__ = [
     "config_files",
     "default",
     "explain",
-    "explain_trust",
     "flag",
     "given_flags",
     "hash_key",
@@ -45,12 +44,12 @@ __all__ = [
     "load_with_env_file",
     "parse_key",
     "unknown_variables",
-    "untrusted",
+    "unread_files",
     "variable",
 ]
 
 log = logging.getLogger(__name__)
-_warned: set[str] = set()
+_warned: set[Path] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,6 @@ class SettingOrigin:
     value: JsonValue
     origin: str
     description: str
-    ignored: str = ""
-    """The file of the working directory, if it has another value and is not trusted."""
 
 
 def load_settings(flags: Mapping[str, object] = {}) -> Settings:
@@ -72,9 +69,7 @@ def load_settings(flags: Mapping[str, object] = {}) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         raise _explained(error, given) from None
-    if (line := explain_trust()) and line not in _warned:
-        _warned.add(line)
-        log.warning("%s", line)
+    _warn_of(sources.unread_config())
     return settings
 
 
@@ -89,24 +84,30 @@ def load_with_env_file(flags: Mapping[str, object] = {}) -> tuple[Settings, str]
     The latter names variables, never their values.
     """
     settings = load_settings(flags)
-    said, warning = apply_env_file(settings.env_file, is_named="env_file" in settings.model_fields_set)
-    if warning and warning not in _warned:
-        _warned.add(warning)
-        log.warning("%s", warning)
+    said = apply_env_file(settings.env_file, is_named=_is_env_file_named(settings))
+    _warn_of(_unread_env_file(settings))
     return (load_settings(flags) if said else settings), said
 
 
-def explain_trust() -> str:
-    """Return which settings of the working directory's file are ignored and how to trust it; empty for none."""
-    project = sources.project_layer(Settings)
-    if project is None:
-        return ""
-    file = Path(project.origin(""))
-    names = ", ".join(project.ignored)
-    return (
-        f"{file} is not trusted and may only tighten: ignored {names}. "
-        f"If you have read it: belljar trust {shlex.quote(str(file.parent))}"
-    )
+def unread_files(settings: Settings) -> list[Path]:
+    """Return the files of the working directory that are not read, because the user does not trust them."""
+    return [file for file in (sources.unread_config(), _unread_env_file(settings)) if file]
+
+
+def _unread_env_file(settings: Settings) -> Path | None:
+    return None if _is_env_file_named(settings) else unread_env_file(settings.env_file)
+
+
+def _is_env_file_named(settings: Settings) -> bool:
+    return "env_file" in settings.model_fields_set
+
+
+def _warn_of(unread: Path | None) -> None:
+    """Say once that a file is not read, and how to trust it."""
+    if unread and unread not in _warned:
+        _warned.add(unread)
+        how = f"belljar trust {shlex.quote(str(unread))}"
+        log.warning("%s is not read, because it is not trusted. If you have read it: %s", unread, how)
 
 
 def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
@@ -119,7 +120,6 @@ def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
             fields.shown(getattr(settings, name)),
             _origin(name, layers),
             field.description or "",
-            ignored=next((layer.origin(name) for layer in layers if name in layer.ignored), ""),
         )
         for name, field in Settings.model_fields.items()
     ]
@@ -142,11 +142,6 @@ def allowed(name: str) -> str:
 def default(name: str) -> str:
     """Return the default of a setting, in Markdown and without this machine's paths."""
     return fields.default(Settings, name)
-
-
-def untrusted(name: str) -> str:
-    """Return, in words, what the working directory's file may do to a setting before it is trusted."""
-    return (tightening_rules.rule_of(Settings.model_fields[name]) or tightening_rules.NEVER).description
 
 
 def unknown_variables() -> list[str]:

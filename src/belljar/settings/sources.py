@@ -1,8 +1,8 @@
 """Reads the values of settings from files and variables.
 
 From lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or `BELLJAR_CONFIG`), `BELLJAR_*`
-variables, flags. The working directory's file may only tighten (`tightening_rules.py`), unless the user trusts it
-(`trust.py`). This module knows the names and types of a table of settings, not what they are for.
+variables, flags. The working directory's file is read only if the user trusts it (`trust.py`). This module knows the
+names and types of a table of settings, not what they are for.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
 from belljar.settings.fields import Table, kind, may_be_none, takes_text, unknown, unusable
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
-from belljar.settings.tightening_rules import narrowed
 from belljar.settings.trust import is_trusted, user_folder
 
 CONFIG_FILE = "belljar.toml"
@@ -58,8 +57,6 @@ class Layer:
 
     values: dict[str, Any]
     origin: Callable[[str], str]
-    ignored: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Values of an untrusted file that it may not set, by name."""
 
 
 class _Environment(EnvSettingsSource):
@@ -112,11 +109,6 @@ def layers(table: Table) -> list[Layer]:
     return [Layer(environment(), environment.origin), *_file_layers(table)]
 
 
-def project_layer(table: Table) -> Layer | None:
-    """Return the layer of the working directory's file if it is not trusted and some settings are ignored."""
-    return next((layer for layer in _file_layers(table) if layer.ignored), None)
-
-
 def config_files() -> list[Path]:
     """Return the files that are looked for, highest first; they need not exist."""
     chosen = os.environ.get(CONFIG_VARIABLE)
@@ -125,11 +117,28 @@ def config_files() -> list[Path]:
     return list(dict.fromkeys([nearest.absolute(), *([own / CONFIG_FILE] if own else [])]))
 
 
-def read_config(path: Path) -> bytes:
-    """Read a file of settings. One that anybody may have put there must be a regular file, or is refused."""
-    is_from_anybody = _is_from_anybody(path)
+def unread_config() -> Path | None:
+    """Return the working directory's file of settings if there is one that is not read."""
+    nearest = config_files()[0]
+    is_unread = _is_from_anybody(nearest) and _is_wanted(nearest) and read_if_trusted(nearest) is None
+    return nearest if is_unread else None
+
+
+def read_if_trusted(path: Path) -> bytes | None:
+    """Return the content of a file that anybody may have put there; None if the user does not trust just that."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_from_anybody else 0))
+        content = read_config(path, is_from_anybody=True)
+    except SettingsError:
+        return None
+    return content if is_trusted(path, content) else None
+
+
+def read_config(path: Path, *, is_from_anybody: bool = False) -> bytes:
+    """Read a file of settings. One that anybody may have put there must be a regular file, or is refused."""
+    # Windows has no pipes among its files, and reads text of others unless it is told that the file is binary.
+    waits_not = getattr(os, "O_NONBLOCK", 0) if is_from_anybody else 0
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | waits_not)
         with os.fdopen(descriptor, "rb") as file:
             if is_from_anybody and not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SettingsError(f"{path} cannot be read: it is not a file")
@@ -152,21 +161,6 @@ def parse_config(table: Table, path: Path, content: bytes) -> dict[str, Any]:
     for name, value in values.items():
         _check_from_file(table, name, value, str(path))
     return values
-
-
-def tightened(table: Table, values: dict[str, Any], below: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return which values of an untrusted file are in force, and which are ignored; `below` is what other files set."""
-    kept: dict[str, Any] = {}
-    ignored: dict[str, Any] = {}
-    for name, proposed in values.items():
-        known = table.model_fields[name]
-        current = below.get(name, known.get_default(call_default_factory=True))
-        result = narrowed(known, current, proposed)
-        if not result.is_whole:
-            ignored[name] = proposed
-        if result.value != current:
-            kept[name] = result.value
-    return kept, ignored
 
 
 def variable(name: str) -> str:
@@ -206,12 +200,8 @@ def _file_layers(table: Table) -> list[Layer]:
     below = [_file_layer(table, path, read_config(path)) for path in own if _is_wanted(path)]
     if not _is_wanted(nearest):
         return below
-    content = read_config(nearest)
-    layer = _file_layer(table, nearest, content)
-    if not _is_from_anybody(nearest) or is_trusted(nearest, content):
-        return [layer, *below]
-    values, ignored = tightened(table, layer.values, below[0].values if below else {})
-    return [Layer(values, layer.origin, ignored), *below]
+    content = read_if_trusted(nearest) if _is_from_anybody(nearest) else read_config(nearest)
+    return below if content is None else [_file_layer(table, nearest, content), *below]
 
 
 def _is_from_anybody(path: Path) -> bool:

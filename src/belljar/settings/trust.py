@@ -1,4 +1,4 @@
-"""The list of `belljar.toml` files that the user trusts: the path of each, with the digest of its content.
+"""The list of files that the user trusts, each a `belljar.toml` or a `.env`: their paths and digests of their content.
 
 The list is in the user's own configuration folder, which no session can write. A file that has changed since is not
 trusted any more, because the user trusts the content that they have read, not the path.
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +41,9 @@ def trusted_files() -> dict[str, str]:
     try:
         with place.open("rb") as file:
             status = os.fstat(file.fileno())
-            if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_MAY_WRITE:
+            # Windows tells neither in this way.
+            is_ours = sys.platform == "win32" or status.st_uid in (0, os.geteuid())
+            if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
                 return {}
             listed: Any = json.loads(file.read())
     except FileNotFoundError:
