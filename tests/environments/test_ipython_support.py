@@ -12,7 +12,7 @@ import pytest
 from belljar.environments import ipython_support, open_environment
 from belljar.errors import EnvironmentBroken
 from belljar.files.private import shown_mode
-from belljar.settings import Settings
+from belljar.settings import EnvironmentEntry, Settings
 from local_index import LocalIndex, add_support
 from shared_environment import settings_with
 
@@ -60,6 +60,31 @@ async def test_an_environment_without_ipython_gets_it_beside_and_stays_as_it_is(
     assert environment.support in environment.readable
     assert (environment.kind, environment.python) == ("venv", venv / "bin" / "python")
     assert list(site_packages(venv).iterdir()) == []
+
+
+async def test_a_folder_of_wheels_is_enough_without_an_index(
+    local_index: LocalIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_support(local_index)
+    local_index.add_wheel("ham", "1.5", {"ham.py": "TASTE = 'salty'\n"})
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for wheel in (tmp_path / "index").rglob("*.whl"):
+        wheel.rename(folder / wheel.name)
+    monkeypatch.delenv("UV_DEFAULT_INDEX")
+    for name, value in {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    lunch = EnvironmentEntry(kind="managed", requirements=("ham",))
+    settings = settings_with(environments={"lunch": lunch}, environment="lunch", data_directory=tmp_path / "data")
+
+    environment = await open_environment(settings)
+
+    said = subprocess.run(
+        [environment.python, "-I", "-c", "import ham; print(ham.TASTE)"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "salty\n"
+    assert environment.support is not None
+    assert (environment.support / "IPython").is_dir()
 
 
 async def test_it_is_fetched_once_for_all_interpreters_of_a_kind(

@@ -145,7 +145,7 @@ GROUPS: dict[str, CommandGroup] = {
         },
     ),
     "env": CommandGroup(
-        "The environments of sessions: list, create, check, remove, lock, bundle, unbundle.",
+        "The environments of sessions: list, create, check, remove, lock.",
         {
             "list": CommandEntry(
                 "env:list_command",
@@ -168,16 +168,6 @@ GROUPS: dict[str, CommandGroup] = {
                 "env:lock_command",
                 "Print the packages of a session at their versions, its own included, to make the same environment"
                 " again.",
-            ),
-            "bundle": CommandEntry(
-                "env:bundle_command",
-                "Write environments to one file, with what sessions need beside them, for a host that reaches no"
-                " package index.",
-            ),
-            "unbundle": CommandEntry(
-                "env:unbundle_command",
-                "Put the environments of a bundle in their places, without a package index; what is there already"
-                " stays.",
             ),
         },
     ),

@@ -15,7 +15,6 @@ from belljar.cli.streams import indented, table, write_output
 from belljar.control import ask_servers
 from belljar.environments import Environment, known_names, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
-from belljar.environments.bundle import bundle, unbundle
 from belljar.environments.catalogue import ListedEnvironment, examine, managed_folder, managed_names, unused_folders
 from belljar.environments.conda.installs import WORK
 from belljar.environments.conda.lockfile import conda_lock, is_conda
@@ -105,46 +104,6 @@ def lock_command(
     What it prints is a requirements file: for `pip install -r`, `uv pip sync`, or the file of a managed environment.
     """
     raise typer.Exit(lock(load_command_settings({"data_directory": data_directory}), session))
-
-
-def bundle_command(
-    file: Annotated[Path, typer.Argument(help="The file to write, such as belljar-env.tar.gz.")],
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Which ones; the configured one without it.")
-    ] = None,
-) -> None:
-    """Write environments to one file, with what sessions need beside them, for a host that reaches no package index.
-
-    Those that are missing are made first. The other host needs the same Python, platform, requirements and belljar.
-    """
-    settings = load_command_settings()
-    chosen = _chosen(settings, names or [settings.environment])
-    spinner = Spinner("packing")
-    try:
-        parts = asyncio.run(bundle(settings, chosen, file.expanduser().absolute(), spinner.update))
-    finally:
-        spinner.close()
-    what = ", ".join(f"{part.name}{' (IPython for it)' if part.kind == 'support' else ''}" for part in parts)
-    print(f"{file}: {what}, {file.expanduser().stat().st_size / _MEGABYTE:,.0f} MB", file=sys.stderr)
-    print(f"hint: Copy it to the other host, and run there: belljar env unbundle {file.name}", file=sys.stderr)
-
-
-def unbundle_command(file: Annotated[Path, typer.Argument(help="A file that `belljar env bundle` wrote.")]) -> None:
-    """Put the environments of a bundle in their places, without a package index; what is there already stays.
-
-    Trust a bundle like the index that it replaces: its packages are installed on this host.
-    """
-    settings = load_command_settings()
-    spinner = Spinner("unpacking")
-    try:
-        parts = asyncio.run(unbundle(settings, file.expanduser().absolute(), spinner.update))
-    finally:
-        spinner.close()
-    for part in parts:
-        what = "IPython for environments of its kind" if part.kind == "support" else f"environment {part.name}"
-        print(f"{what} is ready", file=sys.stderr)
-    if not parts:
-        print("everything in it is there already", file=sys.stderr)
 
 
 def _create(settings: Settings, names: Sequence[str]) -> int:

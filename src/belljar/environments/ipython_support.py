@@ -117,7 +117,8 @@ async def _fetch(folder: Path, interpreter: Interpreter, lock: int, tell: Callab
         raise EnvironmentBroken(
             f"{interpreter.executable} lacks IPython or cloudpickle, and they could not be fetched: {answer.complaint}",
             hint=f"See that the package index can be reached, or install it there: uv pip install --python "
-            f"{interpreter.executable} ipython; on a host without an index: belljar env unbundle FILE",
+            f"{interpreter.executable} ipython; on a host without an index set UV_OFFLINE=1, and UV_FIND_LINKS to a "
+            "folder of wheels",
         )
 
 

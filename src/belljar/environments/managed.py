@@ -203,8 +203,7 @@ class _Build:
             if not is_continued:
                 await self._uv("venv", "--no-project", "--python", self._python(), str(self.root))
             await self._install()
-        if self.recipe.lock is None:
-            await to_thread.run_sync(self._write_lock)
+        await to_thread.run_sync(self._write_lock)
         mark_ready(self.root)
         self.tell(f"the {self.recipe.name} environment is ready")
 
@@ -279,6 +278,6 @@ def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:
     return EnvironmentBroken(
         f"the {recipe.name} environment could not be made: {answer.complaint}",
         hint="`belljar doctor` says whether the package index can be reached (uv reads UV_DEFAULT_INDEX and uv.toml, "
-        "not pip.conf); or set environment to the path of a virtual environment; on a host without an index: "
-        "`belljar env bundle FILE` elsewhere, `belljar env unbundle FILE` here",
+        "not pip.conf); or set environment to the path of a virtual environment; on a host without an index "
+        "set UV_OFFLINE=1, and UV_FIND_LINKS to a folder of wheels",
     )
