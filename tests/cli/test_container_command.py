@@ -128,7 +128,8 @@ def test_the_compose_file_has_the_options_that_seal_sessions_off() -> None:
     assert set(service["build"]["args"]) <= set(arguments)
 
 
-ANSWERS = "#!/bin/sh\necho 28.1.0\n"
+DOCKER = """#!/bin/sh\necho '{"ServerVersion": "28.1.0"}'\n"""
+PODMAN = """#!/bin/sh\necho '{"host": {"security": {"rootless": true}}, "version": {"Version": "5.4.0"}}'\n"""
 IS_SILENT = "#!/bin/sh\necho 'Cannot connect to the Docker daemon. Is it running?' >&2\nexit 1\n"
 
 
@@ -145,7 +146,7 @@ def engines(place: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Pat
 def test_a_client_is_told_how_to_start_it_in_a_container(
     belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = engines(place, monkeypatch, docker=ANSWERS, podman=ANSWERS)
+    tools = engines(place, monkeypatch, docker=DOCKER, podman=PODMAN)
     written = belljar("install", "--docker", "claude-code", "--write", "--image", "example/belljar:1")
     assert written.code == 0
     entry = json.loads((place.parent / ".claude.json").read_text())["mcpServers"]["belljar"]
@@ -160,7 +161,7 @@ def test_a_client_is_told_how_to_start_it_in_a_container(
 def test_the_engine_that_answers_is_taken_and_silent_ones_are_quoted_with_what_to_do(
     belljar: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = engines(place, monkeypatch, docker=IS_SILENT, podman=ANSWERS)
+    tools = engines(place, monkeypatch, docker=IS_SILENT, podman=PODMAN)
     entry = json.loads(belljar("install", "--docker", "cursor").out)["mcpServers"]["belljar"]
     assert entry["command"] == str(tools / "podman")
     # The option of docker's, without the file: podman's own rules for system calls allow namespaces.

@@ -75,7 +75,7 @@ for line in sys.stdin:
 
 ENGINE = """#!/bin/sh
 case "$1" in
-version) echo 28.1.0 ;;
+info) echo '{"ServerVersion": "28.1.0"}' ;;
 image) [ "$3" != missing ] ;;
 run) echo "$@"; /bin/cat ;;
 esac

@@ -15,12 +15,12 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli.engines import START_ENGINE, Engine, container_command, find_engine, probed_engines
 from belljar.cli.findings import HostFinding, print_findings
+from belljar.cli.install import START_ENGINE, container_command, find_engine
 from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.sandboxes.container.engines import ContainerEngine, EngineSilent, ask, find_engines
 from belljar.settings import Settings, load_command_settings
 
-_ANSWER_S = 20.0
 _PORT = 8000
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - which nobody can reach by that name
 _FILES = "/files"
@@ -130,24 +130,23 @@ def doctor_command(
 # The engine
 
 
-def _has_image(engine: Engine, image: str) -> bool:
-    command = [engine.path, "image", "inspect", image]
+def _has_image(engine: ContainerEngine, image: str) -> bool:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        ask(engine.command("image", "inspect", image))
+    except EngineSilent:
         return False
-    return done.returncode == 0
+    return True
 
 
 def _engine_findings(settings: Settings) -> list[HostFinding]:
-    engines = probed_engines()
+    engines = [*find_engines("auto", first="docker")]
     found = [
-        HostFinding("container", "ok", engine.name, f"{engine.version}, {engine.path}")
-        if engine.version
-        else HostFinding("container", "warn", engine.name, engine.complaint)
+        HostFinding("container", "ok", engine.kind, f"{engine.version}, {engine.program}")
+        if isinstance(engine, ContainerEngine)
+        else HostFinding("container", "warn", *engine)
         for engine in engines
     ]
-    answering = next((engine for engine in engines if engine.version), None)
+    answering = next((engine for engine in engines if isinstance(engine, ContainerEngine)), None)
     if answering is None:
         detail = "neither docker nor podman answers"
         return [*found, HostFinding("container", "fail", "engine", detail, _GET_ENGINE, _NO_SESSIONS)]
@@ -158,8 +157,8 @@ def _engine_findings(settings: Settings) -> list[HostFinding]:
     return [*found, HostFinding("container", "fail", "image", f"{image} is not there", hint, _NO_SESSIONS)]
 
 
-def _build_hint(engine: Engine, image: str) -> str:
-    return f"{engine.name} build -t {image} . (in a checkout of belljar), or set container_image to an image of yours"
+def _build_hint(engine: ContainerEngine, image: str) -> str:
+    return f"{engine.kind} build -t {image} . (in a checkout of belljar), or set container_image to an image of yours"
 
 
 def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = None) -> int:
@@ -167,7 +166,7 @@ def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = 
     engine = find_engine(reason=f"sessions need Linux, this is {sys.platform}, and ", hint=_GET_ENGINE)
     image = load_command_settings().container_image
     if not _has_image(engine, image):
-        raise SandboxUnavailable(f"{engine.name} has no image {image}", hint=_build_hint(engine, image))
+        raise SandboxUnavailable(f"{engine.kind} has no image {image}", hint=_build_hint(engine, image))
     # The command that `install --docker` writes has what the engine must allow for sealed sessions.
     _, *command = container_command(image, [], engine=engine)
     command[command.index(image) :] = [*options, image, *arguments]
@@ -175,7 +174,7 @@ def _start(options: Sequence[str], arguments: Sequence[str], text: str | None = 
         # A container that nobody writes to serves HTTP.
         command.remove("-i")
     try:
-        return subprocess.run([engine.path, *command], input=text, text=True, check=False).returncode
+        return subprocess.run([engine.program, *command], input=text, text=True, check=False).returncode
     except KeyboardInterrupt:
         return 130
 

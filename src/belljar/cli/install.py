@@ -23,13 +23,18 @@ import typer
 import yaml
 
 from belljar.cli.clients import CLIENTS, Client, ServerEntry
-from belljar.cli.engines import container_command
 from belljar.distribution import DISTRIBUTION
-from belljar.errors import UsageError
+from belljar.errors import SandboxUnavailable, UsageError
+from belljar.sandboxes.container.engines import ContainerEngine, find_engines
+from belljar.sandboxes.seccomp import container_profile
 from belljar.settings.kinds import checked_image
 
 _URL_KEYS = {"url", "httpUrl", "serverUrl", "uri"}
 _TOOL_HINT = f"Install it first: uv tool install {DISTRIBUTION}, or pipx install {DISTRIBUTION}; then run this again"
+
+START_ENGINE = (
+    "Start Docker Desktop or the docker service, or install podman (elsewhere than on Linux: `podman machine start`)"
+)
 
 
 def command(
@@ -178,6 +183,43 @@ def _source() -> list[str]:
     origin: dict[str, Any] = json.loads(text)
     repository = origin.get("vcs_info", {}).get("vcs", "")
     return ["--from", f"{repository}+{origin['url']}" if repository else str(origin["url"])]
+
+
+# The command that starts our image
+
+
+def find_engine(*, reason: str = "", hint: str = START_ENGINE) -> ContainerEngine:
+    """Return an engine that answers; `reason` says what it is needed for, and `hint` what to do where none does."""
+    complaints: list[str] = []
+    for engine in find_engines("auto", first="docker"):
+        if isinstance(engine, ContainerEngine):
+            return engine
+        complaints.append(": ".join(engine))
+    why = f" ({'; '.join(complaints)})" if complaints else ""
+    raise SandboxUnavailable(f"{reason}neither docker nor podman answers{why}", hint=hint)
+
+
+def container_command(
+    image: str, arguments: Sequence[str], *, has_profile: bool = True, engine: ContainerEngine | None = None
+) -> list[str]:
+    """Return the command that starts belljar in a container; `has_profile` writes the engine's rules.
+
+    The container is removed when the client ends it; sessions sleep in a named volume and wake under the next one.
+    """
+    engine = engine or find_engine()
+    options = ["--security-opt", "systempaths=unconfined"]
+    # Podman's own rules for system calls allow namespaces and forbid more than ours; elsewhere than on Linux it would
+    # look for the file in its virtual machine.
+    if engine.kind != "podman":
+        profile = platformdirs.user_config_path("belljar", appauthor=False) / "container-seccomp.json"
+        if has_profile:
+            profile.parent.mkdir(parents=True, exist_ok=True)
+            profile.write_text(json.dumps(container_profile(), indent=2) + "\n")
+        options = ["--security-opt", f"seccomp={profile}", *options]
+    if Path("/sys/module/apparmor").exists():
+        options += ["--security-opt", "apparmor=unconfined"]
+    run = ["run", "-i", "--rm", *options, "-v", "belljar:/data", image]
+    return [engine.program, *run, *(["serve", *arguments] if arguments else [])]
 
 
 # The client's file

@@ -1,11 +1,11 @@
 """The container engines of this host, docker and podman: which are installed, what they report, and what they need.
 
-Runs their programs and waits for the answer; knows nothing of sessions, and makes no container.
+Runs their programs and waits for the answer; knows nothing of sessions, and makes no container. It can be imported on a
+Mac and on Windows, where these engines start the server itself.
 """
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +59,8 @@ class ContainerEngine:
 
     def ulimits(self) -> list[str]:
         """Return limits no higher than the server's own, because an engine without CAP_SYS_RESOURCE cannot set more."""
+        import resource  # which Windows lacks
+
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
         options = [] if files == resource.RLIM_INFINITY else ["--ulimit", f"nofile={files}:{files}"]
         if self.limits_processes:
@@ -108,9 +110,9 @@ class EngineSilent(Exception):
     """Raised when an engine fails or does not answer; the message is the end of its output."""
 
 
-def find_engines(choice: str) -> Iterator[ContainerEngine | tuple[str, str]]:
-    """Yield the engines that answer, the preferred first; for one that does not, its name and why."""
-    for name in _NAMES if choice == "auto" else (choice,):
+def find_engines(choice: str, *, first: str = "podman") -> Iterator[ContainerEngine | tuple[str, str]]:
+    """Yield the engines that answer, the `first` one first; for one that does not, its name and why."""
+    for name in sorted(_NAMES, key=lambda name: name != first) if choice == "auto" else (choice,):
         program = shutil.which(name, path=_search_path())
         if program is None:
             continue
