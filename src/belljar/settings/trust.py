@@ -41,9 +41,10 @@ def trusted_files() -> dict[str, str]:
     try:
         with place.open("rb") as file:
             status = os.fstat(file.fileno())
-            # Windows tells neither in this way.
-            is_ours = sys.platform == "win32" or status.st_uid in (0, os.geteuid())
-            if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
+            # Windows says of every file that all may write it.
+            if sys.platform != "win32" and (
+                status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_MAY_WRITE
+            ):
                 return {}
             listed: Any = json.loads(file.read())
     except FileNotFoundError:
