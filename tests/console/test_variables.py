@@ -57,7 +57,7 @@ async def looker(
 
 
 PLAIN = """
-import numpy as np, pandas as pd, datetime, decimal
+import numpy as np, pandas as pd, datetime, decimal, pyarrow
 text, count, share, is_on, nothing, long = 'hello', 42, 0.5, True, None, 'x' * 100_000_000
 numbers, mean = [1, 2, 3], np.float64(2.5)
 frame = pd.DataFrame({
@@ -75,6 +75,8 @@ million = np.arange(10_000_000.0)
 wide = pd.DataFrame(np.zeros((3, 10_000)))
 escaped = [{f'{n:03}' + '\\0' * 900: '\\0' * 900 for n in range(100)}] * 3
 records = [{'name': 'Ada', 'born': 1815}, {'name': 'Alan', 'city': 'London'}]
+days = [datetime.datetime(2024, 5, 2), None, datetime.datetime(2024, 5, 1)]
+arrow = pyarrow.table({'n': [2, None, 1], 't': ['b', 'a', None], 'd': days, 'l': [[1], [], None]})
 """
 
 
@@ -95,8 +97,9 @@ async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(looker: Looke
     }
     assert (shown["long"]["length"], shown["long"]["is_cut"], shown["numbers"]["length"]) == (100_000_000, True, 3)
     assert (shown["frame"]["type"], shown["frame"]["shape"]) == ("DataFrame", [4, 6])
+    assert (shown["deep"]["shape"], shown["arrow"]["shape"]) == ([2, 1], [3, 4])
     assert shown["million"]["size_bytes"] == 80_000_000
-    tables = {"frame", "series", "deep", "grid", "million", "wide", "records", "escaped"}
+    tables = {"frame", "series", "deep", "grid", "million", "wide", "records", "escaped", "arrow"}
     assert {name for name, item in shown.items() if item["has_rows"]} == tables
 
     path = f"{session_id}/variables"
@@ -126,6 +129,10 @@ async def test_shows_variables_and_rows_sorted_and_paged_in_bounds(looker: Looke
     assert wide["next"] == 1
     records = await looker.get(f"{path}/records/rows", order="1:desc")
     assert records["rows"] == [["Ada", "1815", None], ["Alan", None, "London"]]
+    arrow = await looker.get(f"{path}/arrow/rows", order="2:asc")
+    assert [column["kind"] for column in arrow["columns"]] == ["number", "text", "time", "object"]
+    assert arrow["rows"][0] == ["1", None, "2024-05-01T00:00:00", "<ListType>"]
+    assert (arrow["rows"][1][:2], arrow["rows"][2][:3]) == (["2", "b"], [None, "a", None])
     escaped = await looker.get(f"{path}/escaped/rows", columns="0:100")
     assert (escaped["rows"], escaped["next"]) == ([["<long text>"] * 100], 1)
     for query, status in WRONG:
@@ -151,10 +158,10 @@ WRONG = [
     ("nowhere/rows", 404),
 ]
 
-# Every hook that Python has for code of a class, of a metaclass, of a key, of a library that a cell has changed; each
-# says so in a file when it runs.
+# Every hook that Python has for code of a class, of a metaclass, of a key, of an array that a library holds; each says
+# so in a file when it runs.
 HOSTILE = """
-import collections, gc, sys, types, numpy as np, pandas as pd
+import datetime, sys, numpy as np, pandas as pd, pyarrow as pa
 def caught(what, answer=None):
     def act(*_, **__):
         open('ran.txt', 'a').write(what + '\\n')
@@ -182,7 +189,6 @@ lists = type('MyList', (list,), hooks('list'))([1, 2])
 whole = type('MyInt', (int,), hooks('int'))(3)
 array = np.arange(3).view(type('MyArray', (np.ndarray,), {h: v for h, v in hooks('array').items() if h in
     ('__len__', '__repr__', '__sizeof__', '__getitem__', 'tolist', '__array_finalize__', '__iter__', '__eq__')}))
-frames = pd.DataFrame({'a': [1]}).__class__
 class MyFrame(pd.DataFrame): pass
 sub = MyFrame({'a': [1]})
 for hook in ('__len__', '__repr__', '__sizeof__', '__getitem__', 'iloc', 'columns', 'index', 'shape', 'dtypes'):
@@ -191,6 +197,29 @@ cells = pd.DataFrame({'o': [one, thing, 7], 'p': np.array([thing, None, 'x'], dt
 cells.attrs = {'deep': one}
 index = pd.Series([1, 2], index=pd.Index([one, 'b'], dtype=object), name=texts)
 arm(Thing, 'thing'); arm(Plain, 'plain'); arm(Text, 'text')
+from pandas.api.extensions import ExtensionArray, ExtensionDtype
+OURS = {h: property(caught('column' + h)) if h in ('dtype', 'nbytes') else caught('column' + h, 0) for h in
+    '__len__ __getitem__ __iter__ __eq__ __repr__ dtype nbytes isna take copy argsort view'.split()}
+class Dtype(ExtensionDtype):
+    name, type = 'ours', int
+class Column(ExtensionArray):
+    dtype, ndim, shape, nbytes = Dtype(), 1, (2,), 16
+    def __len__(self): return 2
+    def __getitem__(self, item): return 1 if isinstance(item, int) else self
+    def copy(self): return self
+    def view(self, dtype=None): return self
+    def take(self, *_, **__): return self
+columns = pd.DataFrame({'a': pd.Series(Column()), 'b': [2, 1]})
+labels = pd.Series([1, 2], index=pd.Index(Column()))
+for hook, value in OURS.items(): setattr(Column, hook, value)
+class Arrow(pa.ExtensionType):
+    __arrow_ext_deserialize__ = classmethod(caught('arrow from bytes'))
+    def __arrow_ext_serialize__(self): return b''
+    def __arrow_ext_scalar_class__(self): return caught('arrow scalar', pa.ExtensionScalar)()
+    __str__ = __repr__ = caught('arrow', '')
+arrow = pa.table({'a': pa.ExtensionArray.from_storage(Arrow(pa.int64(), 'a'), pa.array([1, 2])), 'b': ['x', None]})
+Zone = type('Zone', (datetime.tzinfo,), {hook: caught(hook) for hook in ('utcoffset', 'tzname', '__repr__')})
+zoned = [{'at': datetime.datetime(2024, 5, 1, tzinfo=Zone())}]
 fake = type('DataFrame', (), {**hooks('fake'), '__module__': 'pandas'})()
 faked = type('Series', (), {'__module__': 'pandas.core.series'})()
 faked._mgr = one
@@ -213,17 +242,6 @@ class Loud:
 """
 CHANGED = """
 cycle = Loud(); cycle.me = cycle; del cycle
-pd.DataFrame = pd.core.frame.DataFrame = Meta('DataFrame', (), hooks('replaced'))
-np.ndarray = np.array = np.argsort = caught('numpy')
-frames.iloc = property(caught('iloc')); frames.__len__ = caught('len'); frames.__getitem__ = caught('item')
-type(cells.__dict__['_mgr']).iget_values = caught('iget')
-import builtins, json
-json.dumps = caught('json')
-real_len = builtins.len
-def len_of(one):
-    if sys._getframe(1).f_code.co_filename.endswith('tables.py'): caught('len')()
-    return real_len(one)
-builtins.len = len_of
 sys.setprofile(lambda frame, *_: frame.f_code.co_name in ('_entry', 'table_of', 'cell_text') and caught('profile')())
 """
 
@@ -259,7 +277,9 @@ async def test_looking_runs_no_code_of_the_session(looker: Looker) -> None:
     index = await looker.get(f"{path}/index/rows")
     assert (index["labels"], index["columns"][0]["name"]) == (["<Plain>", "b"], "<MyText>")
     assert (await looker.get(f"{path}/keyed/rows"))["rows"] == [["<keys of other types>"]]
-    for name in ("fake", "faked", "sub", "array", "thing"):
+    assert (await looker.get(f"{path}/columns/rows", order="1:asc"))["rows"] == [["<Column>", "1"], ["<Column>", "2"]]
+    assert (await looker.get(f"{path}/zoned/rows"))["rows"] == [["2024-05-01T00:00:00 Zone"]]
+    for name in ("fake", "faked", "sub", "array", "thing", "labels", "arrow"):
         await looker.get(f"{path}/{name}/rows", 400)
 
     assert (await looker.agent.execute("open('ran.txt').read()", session_id)).result == "''"

@@ -9,6 +9,7 @@ from belljar.environments import Environment
 from belljar.errors import KernelDied, KernelStartFailed
 from belljar.kernels import ipython
 from belljar.kernels.base import Kernel
+from belljar.kernels.variables import TablePart, VariableKernel
 from belljar.outputs.events import Event, Stream
 from cells import DEADLINE_S, Place, interrupt_when_started, open_place, run
 
@@ -404,6 +405,21 @@ async def test_a_closed_kernel_leaves_no_descriptor_open(process_place: Place) -
     async with process_place.open("ipython") as kernel:
         await run(kernel, "1")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_look_at_variables_through_a_library_that_hangs_is_given_up_and_the_kernel_lives(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipython, "LOOK_TIMEOUT_S", 1.0)
+    made_up = (
+        "import sys, types\nclass Table:\n    @property\n    def num_rows(self):\n        while True: pass\n"
+        "sys.modules['pyarrow'] = types.ModuleType('pyarrow')\nsys.modules['pyarrow'].Table = Table\n"
+        "slow, quick = Table(), 1"
+    )
+    await run(kernel, made_up)
+    assert isinstance(kernel, VariableKernel)
+    assert await kernel.rows("slow", TablePart()) is None
+    assert (await run(kernel, "quick")).result == {"text/plain": "1"}
 
 
 async def test_a_name_that_takes_for_ever_to_look_at_is_given_up_and_the_kernel_lives(

@@ -21,7 +21,9 @@ __all__ = [
     "table_rows",
 ]
 _ORDER: Final = re.compile(r"([0-9]{1,9}):(asc|desc)")
-_TABLES: Final = "DataFrames, Series, arrays with one or two dimensions, and lists of dictionaries have rows"
+_TABLES: Final = (
+    "DataFrames, Series, Arrow tables, arrays with one or two dimensions and lists of dictionaries have rows"
+)
 
 VariablesState = Literal["live", "busy", "asleep", "not started", "names only", "withheld", "gone"]
 """`live`: told by the kernel now. Otherwise there are names at most, and `note` says why."""

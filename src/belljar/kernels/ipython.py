@@ -351,28 +351,27 @@ class IPythonKernel:
         return await self._look({"op": "rows", "name": name, **asdict(part)}, protocol.RowsMessage)
 
     async def _look(self, request: dict[str, Any], kind: type[Answer]) -> Answer | None:
-        """Ask something that runs no code of the session, so nothing has to be interrupted when it takes too long."""
+        """Ask for variables. Where a session has replaced parts of a library, that may take for ever."""
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT_S):
-                await self._requests.send(request, kind)
-                return await self._requests.answer(kind)
-        except TimeoutError:
-            return None
+            return await self._question(request, kind, LOOK_TIMEOUT_S)
         except KernelDied as gone:
             raise await self._death(gone) from None
 
-    async def _question(self, request: dict[str, str | int], kind: type[Answer]) -> Answer | None:
+    async def _question(
+        self, request: dict[str, Any], kind: type[Answer], timeout_s: float | None = None
+    ) -> Answer | None:
         """Ask for something that a person who types wants to know; return None when it takes too long.
 
         Inspecting an object of the session may take for ever. Then the runner is interrupted.
         """
+        limit_s = QUESTION_TIMEOUT_S if timeout_s is None else timeout_s
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 await self._requests.send(request, kind)
                 return await self._requests.answer(kind)
         await self.interrupt()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 await self._requests.answer(kind)
         return None
 

@@ -447,11 +447,17 @@ class Runner(HostLink):
         self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
 
     def _on_variables(self, message: dict[str, Any]) -> None:
-        answer = variables.answer_variables(self.shell, message)
-        self.channel.send({**answer, "id": message["id"]})
+        self._look(variables.answer_variables, variables.NO_VARIABLES, message)
 
     def _on_rows(self, message: dict[str, Any]) -> None:
-        answer = variables.answer_rows(self.shell, message)
+        self._look(variables.answer_rows, variables.NO_ROWS, message)
+
+    def _look(self, look: Callable[[Any, dict[str, Any]], dict[str, Any]], nothing: Any, message: Any) -> None:
+        """Answer a question about variables, interruptible because a session may have replaced parts of libraries."""
+        answer = nothing
+        with contextlib.suppress(KeyboardInterrupt), self.interrupts.cell():
+            self.interrupts.enable()
+            answer = look(self.shell, message)
         self.channel.send({**answer, "id": message["id"]})
 
     @contextlib.contextmanager

@@ -1,27 +1,26 @@
 """What a session has in its variables, for a person who looks at it between two cells.
 
-Nothing of the session runs, nothing of it changes, and an answer is bounded in time and size. How objects are read is
-`raw_objects` and `tables`.
+Nothing of the session runs, nothing of it changes, and an answer is bounded in time and size. What can be shown is
+`exact_types`, how tables are read is `tables`.
 """
 
 # What is read has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import builtins
 from collections.abc import Iterator
 from contextlib import suppress
 from json.encoder import encode_basestring
 from typing import Any
 
-from . import tables
-from .raw_objects import Deadline, UnreadableObject, length_of, plain_text, size_of, type_name, undisturbed
-
-__builtins__ = {**vars(builtins)}  # see `raw_objects`
+from .exact_types import Deadline, ExactTypes, UnreadableObject, length_of, type_name, undisturbed
+from .tables import TableReader
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 256 * 1024 - 4_096
 """Room is left for the frame around the entries."""
 LONGEST_NAME = 200
+NO_VARIABLES: "dict[str, Any]" = {"type": "variables", "items": [], "total": 0, "next": None}
+NO_ROWS: "dict[str, Any]" = {"type": "rows", "name": "", "problem": "missing", "kind": ""}
 _CHECKED_EVERY = 50
 _LONG_CHARS = 100
 _ENTRY_BYTES = 180
@@ -30,14 +29,14 @@ _ENTRY_BYTES = 180
 
 def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
     """Return some of the variables: name, type, length or shape, size, and the value if it is of a plain type."""
-    answer: dict[str, Any] = {"type": "variables", "items": [], "total": 0, "next": None}
+    answer: dict[str, Any] = {**NO_VARIABLES, "items": []}
     with undisturbed(), suppress(Exception):
         shown = [*_shown(shell)]
         answer["total"] = len(shown)
-        deadline, room = Deadline(LIMIT_S), LIMIT_BYTES
+        deadline, room, known = Deadline(LIMIT_S), LIMIT_BYTES, ExactTypes()
         start = message["offset"]
         for place, (name, value) in enumerate(shown[start : start + message["limit"]], start):
-            entry = _entry(name, value, message["chars"])
+            entry = _entry(name, value, message["chars"], known, deadline)
             room -= _ENTRY_BYTES + sum(_size(entry.get(key)) for key in ("name", "type", "value"))
             room -= 22 * len(entry.get("shape") or ())
             if room < 0 or (place % _CHECKED_EVERY == 0 and place > start and deadline.is_over()):
@@ -50,19 +49,19 @@ def answer_variables(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
 
 def answer_rows(shell: Any, message: "dict[str, Any]") -> "dict[str, Any]":
     """Return a page of rows of one variable; `problem` says why there is none."""
-    answer: dict[str, Any] = {"type": "rows", "name": message["name"], "problem": "", "kind": ""}
+    answer: dict[str, Any] = {**NO_ROWS, "name": message["name"], "problem": ""}
     with undisturbed():
         found = [value for name, value in _shown(shell) if name == message["name"]]
         if not found:
-            return {**answer, "problem": "missing"}
+            return {**answer, "problem": NO_ROWS["problem"]}
         value = found[0]
         answer["kind"] = type_name(type(value))
         try:
-            deadline = Deadline(LIMIT_S)
-            table = tables.table_of(value)
+            reader = TableReader(ExactTypes(), Deadline(LIMIT_S))
+            table = reader.table_of(value)
             if table is None:
                 return {**answer, "problem": "no rows"}
-            page = table.page(message, deadline)
+            page = reader.page(table, message)
         except UnreadableObject as reason:
             return {**answer, "problem": "unreadable", "reason": str(reason)[:500]}
         except Exception as error:
@@ -116,17 +115,16 @@ def _shown(shell: Any) -> "Iterator[tuple[str, Any]]":
             yield name, value
 
 
-def _entry(name: str, value: Any, chars: int) -> "dict[str, Any]":
-    kind = type(value)
-    entry: dict[str, Any] = {"name": name, "type": type_name(kind)}
+def _entry(name: str, value: Any, chars: int, known: ExactTypes, deadline: Deadline) -> "dict[str, Any]":
+    kind, reader = type(value), TableReader(known, deadline)
+    entry: dict[str, Any] = {"name": name, "type": type_name(kind), "has_rows": False}
     try:
-        entry["shape"] = tables.shape_of(value)
         entry["length"] = length_of(value)
-        size = tables.bytes_of(value)
-        entry["size_bytes"] = size_of(value) if size is None else size
-        entry["value"] = plain_text(value, chars) if value is not None else "None"
+        entry["value"] = known.plain_text(value, chars) if value is not None else "None"
         entry["is_cut"] = kind is str and (entry["length"] or 0) > chars
-        entry["has_rows"] = tables.is_table(value)
+        entry["shape"] = reader.shape_of(value)
+        entry["size_bytes"] = reader.bytes_of(value)
+        entry["has_rows"] = reader.is_table(value)
     except Exception:
-        entry["has_rows"] = False  # not what its class says, or changed by a thread meanwhile
+        return entry  # it holds objects of other classes, or a thread has changed it meanwhile
     return entry
