@@ -184,7 +184,7 @@ def test_problems_are_told_with_file_and_line(command: Command, place: Path):
     (place / "w.yaml").write_text("name: x\nsteps:\n  - name: a\n    type: code_execution\n    config: {code: 'x ='}\n")
     checked = command("workflow", "validate", "w.yaml")
     assert checked.code == 2
-    assert "w.yaml:5: step a: the code is no Python" in checked.err
+    assert "w.yaml:5: step a: line 1 of its code is no Python" in checked.err
     assert command("workflow", "run", "w.yaml").code == 2
     assert command("workflow", "list", "--json").out == "[]\n"
     assert command("workflow", "run", "missing.yaml").code == 2

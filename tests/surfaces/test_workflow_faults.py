@@ -65,7 +65,7 @@ def leaf(draw: st.DrawFn, name: str) -> dict[str, Any]:
             source = (
                 f"t_{name} = globals().get('t_{name}', 0) + 1\nassert t_{name} > 1\nseen.append({name!r})\nt_{name}"
             )
-            return code(name, source, retry={"times": 2, "backoff_s": 0.05})
+            return code(name, source, retry={"times": 2, "delay_s": 0.05})
         case "skipped":
             return code(name, f"seen.append({name!r})\n1 / 0", on_error="skip")
         case _:

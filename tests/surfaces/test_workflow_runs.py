@@ -207,7 +207,7 @@ async def test_results_that_are_no_json_are_text_and_large_ones_are_not_kept(cal
 async def test_a_failure_is_retried_skipped_or_leads_elsewhere(caller: Caller):
     flaky = "tries = globals().get('tries', 0) + 1\nassert tries > 2, tries\ntries"
     text = workflow(
-        code("flaky", flaky, retry={"times": 3, "backoff_s": 0.01}),
+        code("flaky", flaky, retry={"times": 3, "delay_s": 0.01}),
         code("skipped", "1 / 0", on_error="skip"),
         code("jump", "1 / 0", on_error={"goto": "there"}),
         code("between", "'between'"),

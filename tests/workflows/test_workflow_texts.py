@@ -63,7 +63,7 @@ async def refusal(text: str, policy: Mapping[str, Any] = {}, folder: Path | None
 
 async def test_the_format_of_the_guide_is_read_with_all_step_types():
     text = workflow(
-        code("load", "total = 10\ntotal", retry={"times": 3, "backoff_s": 1, "on": ["error", "timeout"]}, timeout_s=60),
+        code("load", "total = 10\ntotal", retry={"times": 3, "delay_s": 1, "on": ["error", "timeout"]}, timeout_s=60),
         tool("look", "read", "files", path="{{ region }}.txt"),
         form("sure", "Send {{ load.result }} to {{ region }}?"),
         condition("decide", "{{ int(load.result) > threshold }}", [code("a", "1")], [code("b", "2")]),
@@ -100,7 +100,7 @@ workflows:
 """
     (step,) = (await checked(text)).steps
     assert step.retry is not None
-    assert (step.retry.times, step.retry.backoff_s, step.form.on_error) == (2, 2, "skip")
+    assert (step.retry.times, step.retry.delay_s, step.form.on_error) == (2, 2, "skip")
 
 
 async def test_the_examples_fit_the_published_schema():
@@ -149,7 +149,7 @@ steps:
 """
     lines = (await refusal(text)).split("\n")
     assert [line.split(":")[1] for line in lines] == ["6", "7", "10", "14", "16", "19", "22"]
-    assert "the code is no Python" in lines[0]
+    assert "line 1 of its code is no Python" in lines[0]
     assert "load is the name of a step (line 4) already" in lines[1]
     assert "goto nowhere is no later step" in lines[2]
     assert "names 'lod'" in lines[3]

@@ -199,10 +199,8 @@ class Checker:
             else:
                 await asyncio.to_thread(read_cell, code)
         except Unreadable as error:
-            line = definition.source.line(place) + error.line if "\n" in code else definition.source.line(place)
-            self.problems.append(
-                TextProblem(f"step {step.name}: the code is no Python: {error.reason}", definition.source.file, line)
-            )
+            message = f"step {step.name}: line {error.line} of its code is no Python: {error.reason}"
+            self._add(definition, place, message)
             return
         await self._judge_code(definition, place, step, code)
 

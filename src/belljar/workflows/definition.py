@@ -56,12 +56,8 @@ _RETRY_SYNONYMS = {
     "max_retries": "times",
     "retries": "times",
     "count": "times",
-    "delay": "backoff_s",
-    "delay_s": "backoff_s",
-    "delay_seconds": "backoff_s",
-    "backoff": "backoff_s",
-    "backoff_seconds": "backoff_s",
-    "wait": "backoff_s",
+    "delay": "delay_s",
+    "delay_seconds": "delay_s",
 }
 _ATTEMPT_SYNONYMS = ("max_attempts", "attempts")
 Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
@@ -89,7 +85,7 @@ class Retry(DefinitionTable):
     """When a step that failed is tried again."""
 
     times: int = Field(1, ge=0, le=100, description="How often a failed step is tried again")
-    backoff_s: float = Field(0, ge=0, le=3_600, description="Seconds before the first repetition, doubled each time")
+    delay_s: float = Field(0, ge=0, le=3_600, description="Seconds before each repetition")
     on: list[Literal["error", "timeout", "died", "out_of_memory"]] = Field(
         ["error", "timeout"], description="Which failures are worth another try"
     )

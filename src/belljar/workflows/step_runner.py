@@ -46,7 +46,6 @@ from belljar.workflows.questions import RunQuestion, about_fields, fate_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import TemplateFailed, rendered
 
-MAX_BACKOFF_S = 3_600.0
 _RAN = "had begun when its server ended, and it is not known how far it came"
 _UNSAVED = "ran to its end, but its server ended before the variables that it left were saved"
 
@@ -118,7 +117,7 @@ class StepRunner:
                 continue
             if outcome.state != "failed" or not self._is_worth_retrying(step, path, outcome):
                 return outcome
-            await self._back_off(step, path)
+            await self._wait_before_retry(step, path)
             attempt += 1
 
     async def _after(
@@ -134,9 +133,8 @@ class StepRunner:
         retry = step.retry
         return retry is not None and outcome.failure in retry.on and self._run.failures(path) <= retry.times
 
-    async def _back_off(self, step: Step, path: str) -> None:
-        backoff_s = step.retry.backoff_s if step.retry is not None else 0.0
-        wait_s = min(MAX_BACKOFF_S, backoff_s * 2 ** (self._run.failures(path) - 1))
+    async def _wait_before_retry(self, step: Step, path: str) -> None:
+        wait_s = step.retry.delay_s if step.retry is not None else 0.0
         self._run.tell("note", path, f"failed, tried again in {wait_s:g} s" if wait_s else "failed, tried again")
         ends_at = time.monotonic() + wait_s
         while (left_s := ends_at - time.monotonic()) > 0:
