@@ -12,13 +12,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
 from belljar.outputs import terminal_text
+from belljar.outputs.export_formats import as_python
 from belljar.outputs.html import highlighted
-from belljar.outputs.script import as_python
 from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.skills import front_matter
 from belljar.surfaces import jsonrpc, tracebacks
 from belljar.surfaces.foundry.values import read_value
-from belljar.toolbox import session_requests
+from belljar.toolbox import session_server
 from belljar.workflows.text import read_text
 from growth import TIMES, growth
 
@@ -36,7 +36,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "a printed list": lambda text: read_value(f"[{text}]"),
     "a message": lambda text: jsonrpc.parse_message(text.encode()),
     "a member of a message": lambda text: jsonrpc.parse_message(b'{"jsonrpc":"2.0","id":1,"method":' + text.encode()),
-    "a request of a session": lambda text: session_requests.parse(text.encode()),
+    "a request of a session": lambda text: session_server.parse(text.encode()),
     "a traceback": lambda text: tracebacks.short_traceback(text.split("\n")),
     "warnings": tracebacks.short_warnings,
     "printed text": terminal_text.as_plain,

@@ -22,13 +22,12 @@ from belljar import ipc
 from belljar.control import ServerAnswer, ask_servers
 from belljar.environments import Environment
 from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
-from belljar.provisioning.package_server import PackageReply, open_package_server
+from belljar.provisioning.request_server import PackageReply, open_package_server
 from belljar.runtime import open_runtime
 from belljar.supervisor.client import GONE, SupervisorConnection
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
-from belljar.toolbox.session_requests import SearchMessage
-from belljar.toolbox.session_server import open_tool_server
+from belljar.toolbox.session_server import SearchMessage, open_tool_server
 from shared_environment import settings_with
 from waiting import until
 

@@ -1,13 +1,11 @@
 """What callers get back: the execution result and its parts, for every surface and for the Python API."""
 
-from typing import Literal, cast
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 Status = Literal["ok", "error", "timeout", "interrupted", "out_of_memory", "died", "running", "rejected"]
 State = Literal["kept", "rewound", "lost"]
-FORMER = frozenset({"not_undoable"})
-"""Fields that results had once."""
 
 
 class Model(BaseModel):
@@ -106,6 +104,9 @@ class NextCall(Model):
 class ExecutionResult(Model):
     """What one execution gave, finished or so far."""
 
+    # Journals of earlier servers have results with fields that there are no more.
+    model_config = ConfigDict(extra="ignore")
+
     success: bool
     status: Status
     execution_id: str
@@ -137,14 +138,6 @@ class ExecutionResult(Model):
     """What a cell that has not started waits for: the environment that is being made, or cells before it."""
     asks_person: str | None = None
     """What a person is asked while it runs, and where it can be answered."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_former_fields(cls, fields: object) -> object:
-        # Journals of earlier servers have results with them.
-        if isinstance(fields, dict):
-            return {name: value for name, value in cast("dict[str, object]", fields).items() if name not in FORMER}
-        return fields
 
 
 class Rewinding(Model):

@@ -40,9 +40,8 @@ from belljar.sandboxes.handover import HandoverProvider
 from belljar.sandboxes.host_memory import memory_shortage
 from belljar.servers import Run, is_living, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
-from belljar.sessions.recovery import recover
 from belljar.sessions.registry import Registry, open_registry
-from belljar.sessions.takeover import Takeover
+from belljar.sessions.takeover import Takeover, recover
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.library import SkillLibrary, open_library

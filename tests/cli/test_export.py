@@ -244,7 +244,7 @@ def test_output_never_becomes_code(exported: Run) -> None:
     ],
 )
 def test_what_python_cannot_read_is_a_comment(code: str, script: str) -> None:
-    from belljar.outputs.script import as_python
+    from belljar.outputs.export_formats import as_python
 
     assert as_python(code) == script
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.change_signal import ChangeLog
 from belljar.engine.contract import STREAM_CHARS
 from belljar.engine.follow import SessionFollower
 from belljar.engine.history import ExecutionRow, HistoryReader
@@ -14,7 +15,6 @@ from belljar.engine.models import ExecutionEntry, Followed, SessionEntry
 from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord, Journal, open_journal
 from belljar.models import ExecutionResult, OutputEvent
-from belljar.sessions.changes import ChangeLog
 
 pytestmark = pytest.mark.anyio
 EXECUTION, SESSION, OWNER = "e" * 32, "s" * 32, "somebody"

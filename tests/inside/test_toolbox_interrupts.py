@@ -10,8 +10,7 @@ import pytest
 
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
-from belljar.toolbox.session_requests import SearchMessage
-from belljar.toolbox.session_server import open_tool_server
+from belljar.toolbox.session_server import SearchMessage, open_tool_server
 from belljar.toolbox.toolbox import INSIDE
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from belljar.models import OutputEvent
-from belljar.outputs.data_uris import LEAST_CHARS, MAX_URIS, DataUri, DataUriFinder
-from belljar.outputs.summary import Summary, TextBudget
+from belljar.outputs.summary import LEAST_CHARS, MAX_URIS, DataUri, DataUriFinder, Summary, TextBudget
 from growth import TIMES, growth
 
 URI = f"data:image/png;base64,{base64.b64encode(bytes(range(256)) * 40).decode()}"

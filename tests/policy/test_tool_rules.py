@@ -8,8 +8,7 @@ import pytest
 
 from belljar.hooks import Verdict
 from belljar.policy.decision_log import DecisionLog
-from belljar.policy.guard import CompiledPolicy, Guard, compile_policy
-from belljar.policy.guard_state import GuardState
+from belljar.policy.guard import CompiledPolicy, Guard, GuardState, compile_policy
 from belljar.policy.policy_file import parse_policy
 
 

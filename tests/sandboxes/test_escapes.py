@@ -25,12 +25,11 @@ from belljar.errors import KernelDied
 from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import RUNNER
 from belljar.outputs.events import Event, Finished
-from belljar.provisioning.package_server import PackageReply, open_package_server
+from belljar.provisioning.request_server import PackageReply, open_package_server
 from belljar.sandboxes.base import Provider
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
-from belljar.toolbox.session_requests import SearchMessage
-from belljar.toolbox.session_server import open_tool_server
+from belljar.toolbox.session_server import SearchMessage, open_tool_server
 
 pytestmark = pytest.mark.anyio
 OWN_KERNEL = {

@@ -11,7 +11,7 @@ from trials import Opener, run
 from belljar.errors import SandboxUnavailable
 from belljar.files import host_folders
 from belljar.sandboxes.base import HostFolder, Provider
-from belljar.sandboxes.container import sandbox as container_sandbox
+from belljar.sandboxes.container import provider as container_provider
 from belljar.sandboxes.namespace import bwrap_args
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +72,7 @@ async def test_a_folder_that_is_exchanged_meanwhile_is_not_shown(
             shutil.copytree(tmp_path / "private", path)
         return descriptor
 
-    for module in (bwrap_args, container_sandbox):
+    for module in (bwrap_args, container_provider):
         monkeypatch.setattr(module, "open_host_folder", open_and_exchange)
     sandbox, _ = await open_sandbox(mounting, folders=folders[:1])
     try:

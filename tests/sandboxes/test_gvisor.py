@@ -15,8 +15,7 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_until
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, Provider, SandboxSpec
-from belljar.sandboxes.gvisor.provider import GVisorProvider
-from belljar.sandboxes.gvisor.runsc import find_runsc
+from belljar.sandboxes.gvisor.provider import GVisorProvider, find_runsc
 from belljar.sandboxes.process_tree import open_descendant
 from belljar.sandboxes.systemd_scope import find_control_groups
 from belljar.settings import Settings

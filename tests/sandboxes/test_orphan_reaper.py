@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trials import usable
 
-from belljar.sandboxes.namespace.orphan_reaper import OrphanReaper
+from belljar.sandboxes.namespace.process import OrphanReaper
 
 DEADLINE_S = 30
 SERVER = """

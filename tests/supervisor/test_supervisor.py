@@ -18,8 +18,7 @@ from belljar.distribution import own_version
 from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.inside.supervisor.packets import PACKET_BYTES
 from belljar.supervisor import Deposit, SupervisorClient, client, discovery, has_supervisor, open_supervisor
-from belljar.supervisor.children import SupervisedChild
-from belljar.supervisor.client import GONE, SupervisorConnection
+from belljar.supervisor.client import GONE, SupervisedChild, SupervisorConnection
 from serving_process import alive, supervisors
 from waiting import until
 

@@ -13,8 +13,8 @@ from belljar.models import ExecutionResult, FileReference
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
 from belljar.surfaces import tools_list
+from belljar.surfaces.content import next_call
 from belljar.surfaces.content import text_of as text_of_result
-from belljar.surfaces.next_calls import next_call
 from belljar.surfaces.tools_list import small_schema
 from waiting import until
 

@@ -20,8 +20,7 @@ import pytest
 from belljar.toolbox import session_server
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
-from belljar.toolbox.session_requests import LINE_BYTES, SearchMessage
-from belljar.toolbox.session_server import ToolServer, open_tool_server
+from belljar.toolbox.session_server import LINE_BYTES, SearchMessage, ToolServer, open_tool_server
 from belljar.toolbox.toolbox import INSIDE
 from waiting import until
 

@@ -19,8 +19,14 @@ from belljar.cli.streams import write_output
 from belljar.control import ask_sessions
 from belljar.errors import InvalidArgument
 from belljar.journal.archive import Archive, open_archive
-from belljar.outputs.export_formats import EXPORT_FORMATS, ExportFormat, ExportOptions, export, format_of_file
-from belljar.outputs.markdown import ImageFiles
+from belljar.outputs.export_formats import (
+    EXPORT_FORMATS,
+    ExportFormat,
+    ExportOptions,
+    ImageFiles,
+    export,
+    format_of_file,
+)
 from belljar.outputs.notebook import execution_count, notebook_of
 from belljar.settings import load_command_settings
 

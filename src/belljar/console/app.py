@@ -10,11 +10,10 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from belljar.console.actions import SessionActions
-from belljar.console.file_pages import FilePages
+from belljar.console.forms import SessionActions
 from belljar.console.frames import Frames
 from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
-from belljar.console.pages import Pages
+from belljar.console.pages import FilePages, Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
 from belljar.console.variables import VariablePages

@@ -10,12 +10,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
+from belljar.change_signal import ChangeLog
 from belljar.engine.contract import BATCH_INTERVAL_S, STREAM_CHARS
 from belljar.engine.entries import read_execution
 from belljar.engine.history import ExecutionRow, HistoryReader
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.executions.execution import Execution
-from belljar.sessions.changes import ChangeLog
 
 _TEXT = ("stdout", "stderr", "notice")
 _EVENTS = 500

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from belljar.sessions.changes import ChangeLog
+from belljar.change_signal import ChangeLog
 from belljar.sessions.session import Session
 
 INTERVAL_S = 5.0

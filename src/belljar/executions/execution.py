@@ -16,10 +16,9 @@ from belljar.change_signal import ChangeSignal
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_descriptors
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
-from belljar.executions.gpu_use import GpuUse, with_gpu_memory
-from belljar.executions.kept_outputs import keep_figures, keep_uris
 from belljar.executions.outcome import (
     RESUMED,
+    GpuUse,
     Outcome,
     Times,
     cause_of_death,
@@ -27,14 +26,16 @@ from belljar.executions.outcome import (
     killed_text,
     make_result,
     measure,
+    never_ran,
     rewound_text,
     stopped_status,
     survived_text,
+    with_gpu_memory,
 )
 from belljar.executions.policy_check import SyntaxFault, check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
 from belljar.executions.stopper import ON_REQUEST, Stopper
-from belljar.executions.transcript import Transcript
+from belljar.executions.transcript import Transcript, keep_figures, keep_uris
 from belljar.executions.working_folder import FileChanges
 from belljar.facts import CellFacts
 from belljar.files.disk_usage import FolderUsage
@@ -206,12 +207,11 @@ class Execution:
         """Stop it: at once if it waits for its turn, else by SIGINT and then SIGKILL; `why` says on whose behalf."""
         self._is_cancelled, self._why_interrupted = True, why
         if not self.has_started and not self.is_finished:
-            cause = f"interrupted {why} before its turn came; it never ran"
-            self._outcome = Outcome(status="interrupted", cause=cause)
+            self._outcome = never_ran(why, "its turn came")
             self._finish()
         elif self._is_starting_kernel:
             # It ends now, and the kernel starts on: making its environment may take minutes.
-            self._waits_for, self._outcome = "", self._never_ran()
+            self._waits_for, self._outcome = "", never_ran(why, "its code began")
             self._finish()
         elif self._stopper is not None:
             self._stopper.stop("interrupted", why)
@@ -360,7 +360,7 @@ class Execution:
     async def _run_in_turn(self) -> None:
         fault = await self._check_policy()
         if self._is_cancelled:
-            self._outcome = self._never_ran()
+            self._outcome = never_ran(self._why_interrupted, "its code began")
             return
         self._is_starting_kernel = True
         try:
@@ -400,10 +400,6 @@ class Execution:
             kernel.execute(cell.code, allow_input=cell.allow_input, on_begin=on_begin, wants_value=cell.wants_value),
         )
         await self._report_changes(kernel)
-
-    def _never_ran(self) -> Outcome:
-        cause = f"interrupted {self._why_interrupted} before its code began; it never ran"
-        return Outcome(status="interrupted", cause=cause)
 
     def _record_start(self) -> None:
         """Record, just before the kernel gets the cell, that it may have run, in case the server is killed."""

@@ -1,10 +1,12 @@
-"""How an execution ended, and its result: the status and cause that callers see, lost variables, usage.
+"""How an execution ended, and its result: the status and cause that callers see, lost variables, usage, also of GPUs.
 
 Owns the wording that callers rely on. Knows nothing of how an execution is run.
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from belljar import measures
@@ -12,12 +14,22 @@ from belljar.errors import KernelDied
 from belljar.executions.stopper import Stopper
 from belljar.executions.transcript import Transcript
 from belljar.executions.working_folder import DiskQuota
+from belljar.kernels.base import Kernel, pid_of
 from belljar.models import ExecutionResult, FileReference, State, Status, ToolCall, Usage
-from belljar.outputs.events import Finished
+from belljar.outputs.events import Event, Finished, Raised
+from belljar.provisioning.gpus import SessionGpus
 from belljar.sandboxes.base import Incident
 from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallRecord
 from belljar.toolbox.call_log import most_telling
+
+# How libraries say that a GPU has no memory left: torch and CuPy by the error's name, JAX, Numba and CUDA itself in
+# words. MemoryError is not among them, because it means the host's memory.
+_NAMES = ("OutOfMemoryError",)
+_MESSAGES = (
+    *("CUDA out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "HIP out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "RESOURCE_EXHAUSTED: Out of memory"),
+)
 
 
 @dataclass(slots=True)
@@ -45,6 +57,11 @@ class Outcome:
             self.cause = f"interrupted {stopper.why}; variables are kept"
         elif stopper.reason == "disk_full":
             self.cause = survived_text(Incident("disk_full", f"folder {quota.detail}, so the cell was interrupted"))
+
+
+def never_ran(why: str, before: str) -> Outcome:
+    """Return the outcome of a cell that was interrupted before it began; `why` says on whose behalf."""
+    return Outcome(status="interrupted", cause=f"interrupted {why} before {before}; it never ran")
 
 
 def stopped_status(stopper: Stopper) -> Status | None:
@@ -236,3 +253,46 @@ def measure(result: ExecutionResult, span: ExecutionSpan) -> None:
         files=len(result.files),
         lost=len(result.lost),
     )
+
+
+class GpuUse:
+    """The GPU memory of one execution."""
+
+    def __init__(self, gpus: SessionGpus, session_id: str) -> None:
+        self._gpus = gpus
+        self._session_id = session_id
+        self._has_raised = self._is_short = False
+
+    @asynccontextmanager
+    async def watching(self, kernel: Kernel, outcome: Outcome) -> AsyncGenerator[None]:
+        """Record in the outcome how much GPU memory the session holds until the block ends."""
+        async with self._gpus.watching(self._session_id, pid_of(kernel)) as peak:
+            try:
+                yield
+            finally:
+                outcome.gpu_memory_mb = peak.mb
+        outcome.gpu_memory_mb = max(outcome.gpu_memory_mb, peak.mb)
+
+    def on_event(self, event: Event) -> None:
+        """Note an error of the cell."""
+        if isinstance(event, Raised):
+            self._has_raised, self._is_short = True, is_shortage(event.name, event.message)
+
+    async def incidents(self, kernel: Kernel) -> list[Incident]:
+        """Return what became of the GPU, if the cell raised: it was out of memory, or was taken away."""
+        if not self._has_raised:
+            return []
+        if self._is_short:
+            return [await self._gpus.shortage(self._session_id, pid_of(kernel))]
+        loss = await asyncio.to_thread(self._gpus.loss, self._session_id)
+        return [loss] if loss is not None else []
+
+
+def is_shortage(name: str, message: str) -> bool:
+    """Return whether an error of a cell says that its GPU has no memory left."""
+    return name.rpartition(".")[2] in _NAMES or any(text in message for text in _MESSAGES)
+
+
+def with_gpu_memory(cause: str, held_mb: float) -> str:
+    """Return the cause of a kernel's death with the GPU memory that went with it."""
+    return f"{cause}; the {held_mb:,.0f} MB that it held on its GPU are free again" if held_mb else cause

@@ -1,27 +1,257 @@
 """A session's guard: judges its tool calls and its code, filters its output and logs the decisions.
 
-The guard only decides. Asking the person, making the call and running the code are done by its callers.
+The guard only decides. Asking the person, making the call and running the code are done by its callers. What it
+counts is in files beside the session's folder, where cells cannot reach them: names in code, rules and numbers, never
+values.
 """
 
 import asyncio
-from collections.abc import Mapping
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from belljar.facts import Verdict
+from belljar.files.private import write_file
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
 from belljar.policy.cell_syntax import is_quick
 from belljar.policy.code_inspection import Finding, Inspection, Inspector
+from belljar.policy.code_names import CodeNames
 from belljar.policy.decision_log import DecisionLog
-from belljar.policy.guard_state import GuardState, Rates
+from belljar.policy.expressions import Expression, ExpressionFailed
 from belljar.policy.output_filter import FilterScreen
-from belljar.policy.rules import Policy
-from belljar.policy.tool_calls import OTHER_ARGUMENTS, WITHOUT, CheckedRule, JudgedCall, checked, refusal, unfit_verdict
+from belljar.policy.rules import Policy, ToolRule, parse_rate
+from belljar.policy.schemas import ArgumentSchema, unfit
 
 KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
+WITHOUT = "Do without it: only the operator can change that"
+OTHER_ARGUMENTS = "Call it with arguments that satisfy this"
+FILE = "guard.json"
+NAMES_FILE = "guard-names.json"
+"""A file of its own, because cells decide how many names there are, which must not endanger counts and approvals."""
+MAX_BYTES = 32 * 1024 * 1024
+MAX_COUNTED = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class GuardState:
+    """The counts, approvals and names of one session. Without a folder they last as long as the object."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._path = folder / FILE if folder else None
+        self._names_path = folder / NAMES_FILE if folder else None
+        self.names = CodeNames()
+        self._counts: dict[str, int] = {}
+        self._approved: set[str] = set()
+        self._read()
+
+    def count(self, key: str) -> int:
+        """Return how often a key was added."""
+        return self._counts.get(key, 0)
+
+    def add(self, *keys: str) -> None:
+        """Add one to the count of each key."""
+        for key in keys:
+            # Keys of rules are always counted, because they are few and carry limits. Keys of tools are bounded,
+            # because a server may have any number of tools.
+            if key in self._counts or len(self._counts) < MAX_COUNTED or key.startswith("tools."):
+                self._counts[key] = self._counts.get(key, 0) + 1
+        self._write()
+
+    def is_approved(self, rule: str) -> bool:
+        """Return whether the person approved this rule for the rest of the session."""
+        return rule in self._approved
+
+    def approve(self, rule: str) -> None:
+        """Remember that the person approved this rule for the rest of the session."""
+        self._approved.add(rule)
+        self._write()
+
+    def learn(self, names: CodeNames) -> None:
+        """Replace the names, and write them if they changed."""
+        if names != self.names:
+            self.names = names
+            self._write_names()
+
+    def inherit(self, other: "GuardState") -> None:
+        """Copy the state of the session that this one was forked from."""
+        self.names = other.names.copy()
+        self._counts, self._approved = dict(other._counts), set(other._approved)
+        self._write()
+        self._write_names()
+
+    def _write(self) -> None:
+        _write_json(self._path, {"counts": self._counts, "approved": sorted(self._approved)})
+
+    def _write_names(self) -> None:
+        names = {name: sorted(origins) for name, origins in self.names.origins.items()}
+        starred, bound = sorted(self.names.starred), sorted(self.names.bound)
+        _write_json(self._names_path, {"names": names, "starred": starred, "bound": bound})
+
+    def _read(self) -> None:
+        try:
+            if kept := _read_json(self._path):
+                self._counts, self._approved = dict(kept["counts"]), set(kept["approved"])
+            if kept := _read_json(self._names_path):
+                names = {name: set(origins) for name, origins in kept["names"].items()}
+                self.names = CodeNames(names, set(kept["starred"]), set(kept["bound"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read and is begun anew: %s", FILE, type(error).__name__)
+
+
+def _write_json(path: Path | None, values: Mapping[str, Any]) -> None:
+    """Write a file completely or not at all, because half a file (after a full disk) could not be read again."""
+    if path is None:
+        return
+    draft = path.with_suffix(".new")
+    try:
+        write_file(draft, json.dumps(values))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("%s is not kept: %s", path.name, error.strerror)
+
+
+def _read_json(path: Path | None) -> Mapping[str, Any] | None:
+    if path is None or not path.exists() or path.stat().st_size > MAX_BYTES:
+        return None
+    kept: Any = json.loads(path.read_text("utf-8"))
+    return kept
+
+
+# Rates: how often something was done within a period.
+
+MAX_KEYS = 10_000
+
+
+class Rates:
+    """Counts calls in a moving window, by key. A key names a principal, whose sessions all share its window."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, ...], deque[float]] = {}
+
+    def wait_s(self, key: tuple[str, ...], most: int, period_s: float) -> float:
+        """Return how long to wait until another call fits; 0 if one fits now."""
+        calls = self._calls.get(key)
+        if calls is None:
+            return 0.0
+        now = time.monotonic()
+        while calls and calls[0] <= now - period_s:
+            calls.popleft()
+        return calls[len(calls) - most] + period_s - now if len(calls) >= most else 0.0
+
+    def add(self, key: tuple[str, ...], most: int) -> None:
+        """Record a call. Only the latest `most` calls of a key are remembered, because older ones cannot matter."""
+        if key not in self._calls and len(self._calls) >= MAX_KEYS:
+            del self._calls[next(iter(self._calls))]
+        calls = self._calls.setdefault(key, deque())
+        calls.append(time.monotonic())
+        while len(calls) > most:
+            calls.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCall:
+    """A tool call that a session asks for, with the arguments as its code gave them."""
+
+    server: str
+    tool: str
+    arguments: Mapping[str, Any]
+    read_only: bool
+    destructive: bool
+    calls: int = 0
+    """How often the session called this tool before."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the variables that expressions may use."""
+        return {
+            "arguments": dict(self.arguments),
+            "server": self.server,
+            "tool": self.tool,
+            "read_only": self.read_only,
+            "destructive": self.destructive,
+            "calls": self.calls,
+        }
+
+
+class CheckedRule:
+    """One rule for tools, compiled."""
+
+    def __init__(self, number: int, rule: ToolRule) -> None:
+        self.name = f"tools.{number}"
+        self.rule = rule
+        self.rate = parse_rate(rule.rate) if rule.rate else None
+        self._when = Expression(rule.when) if rule.when != "true" else None
+        self._schema = ArgumentSchema(rule.arguments) if rule.arguments else None
+        self._requirements = [(Expression(each.expression), each.reason) for each in rule.require]
+
+    def matches(self, call: JudgedCall) -> bool:
+        """Return whether the rule is about this tool."""
+        return any(_is_match(pattern, call) for pattern in self.rule.match)
+
+    async def holds(self, call: JudgedCall, values: Mapping[str, Any]) -> bool:
+        """Return whether the rule's condition is true of the call.
+
+        If the condition has no value, a rule that allows does not hold and every other rule does.
+        """
+        if self._when is None:
+            return True
+        try:
+            return await self._when.is_true(values)
+        except ExpressionFailed:
+            return self.rule.decision != "allow"
+
+    def excludes(self, call: JudgedCall) -> bool:
+        """Return whether the rule allows read-only tools only, and this tool does not declare itself read-only."""
+        return self.rule.read_only and not call.read_only
+
+    async def fault(self, call: JudgedCall, values: Mapping[str, Any]) -> str:
+        """Return what the call does not satisfy, or an empty text."""
+        if self._schema is not None and (fault := self._schema.fault(call.arguments)):
+            return fault
+        for expression, reason in self._requirements:
+            try:
+                if not await expression.is_true(values):
+                    return reason or f"it must hold that {expression.text}"
+            except ExpressionFailed as error:
+                return f"it must hold that {reason or expression.text}, which cannot be told: {error}"
+        return ""
+
+
+def checked(rules: Iterable[ToolRule]) -> list[CheckedRule]:
+    """Compile the rules of a policy, numbered from 1 in their order."""
+    return [CheckedRule(number, rule) for number, rule in enumerate(rules, 1)]
+
+
+def unfit_verdict(call: JudgedCall) -> Verdict | None:
+    """Return a refusal if the arguments are too large, too deep or otherwise impossible to check."""
+    reason = unfit(dict(call.arguments))
+    return refusal(f"the arguments cannot be checked: {reason}", "arguments", OTHER_ARGUMENTS) if reason else None
+
+
+def refusal(reason: str, rule: str, then: str = "") -> Verdict:
+    """Return a denial in words for the code that called, which knows what it called; `then` says what to do now."""
+    message = f"the policy does not allow this call: {reason} ({rule})"
+    return Verdict("deny", f"{message}. {then}" if then else message, rule)
+
+
+def _is_match(pattern: str, call: JudgedCall) -> bool:
+    if pattern == "*":
+        return True
+    # Match server and tool separately, so that a * does not reach over the dot. Names may contain dots too, so try
+    # every dot as the separator: otherwise a call could get past a rule that forbids it.
+    return any(
+        fnmatchcase(call.server, pattern[:dot]) and fnmatchcase(call.tool, pattern[dot + 1 :])
+        for dot, character in enumerate(pattern)
+        if character == "."
+    )
 
 
 @dataclass(frozen=True, slots=True)

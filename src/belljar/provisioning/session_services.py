@@ -23,7 +23,7 @@ from belljar.inside import COMMANDS, RUNNER
 from belljar.provisioning.form_targets import VARIABLE as TARGETS
 from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.kernel_folders import KernelFolders
-from belljar.provisioning.package_server import install_for, open_package_server
+from belljar.provisioning.request_server import Transfers, install_for, open_package_server, open_transfer_server
 from belljar.sandboxes.base import Sandbox, SandboxProcess
 from belljar.skills.session_view import VARIABLE, ShownSkills
 from belljar.toolbox.toolbox import Toolbox
@@ -94,9 +94,8 @@ async def open_services(
             serviced.prefix = relay_command(python, f"{sandbox.scratch}/{name}")
             serviced.variables |= {**_certificates(), **proxy_variables(), **(egress.variables or {})}
         if egress.rules and (name := names.pop("transfers", "")):
-            # Imported here, because these import an HTTP library, too.
+            # Imported here, because it imports an HTTP library, too.
             from belljar.files.https import Reach
-            from belljar.provisioning.transfer_server import Transfers, open_transfer_server
 
             reach = Reach(egress.rules, egress.allow_private)
             identity = folders.identity

@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 class CheckpointWatcher:
-    """Notified of every checkpoint. This one does nothing; `checkpoint_deposits.py` has one that deposits them."""
+    """Notified of every checkpoint. This one does nothing; `session_kernel.py` has one that deposits them."""
 
     def on_change(self, checkpoint: Checkpoint) -> None:
         """Note a new or changed checkpoint."""

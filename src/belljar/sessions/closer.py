@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import measures
+from belljar.change_signal import ChangeLog
 from belljar.errors import Busy, JournalDamaged
 from belljar.files.fd_walk import remove_tree
 from belljar.files.ownership import disarm
@@ -26,7 +27,6 @@ from belljar.logs import pseudonym
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.servers import is_living
-from belljar.sessions.changes import ChangeLog
 from belljar.sessions.hibernation import loss_text, save
 from belljar.sessions.session import Session
 from belljar.settings import MEBIBYTE, Settings

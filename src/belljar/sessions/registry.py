@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from belljar import measures, spans
+from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
@@ -36,7 +37,6 @@ from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
-from belljar.sessions.changes import ChangeLog
 from belljar.sessions.closer import SessionCloser, about
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from anyio import to_thread
 
+from belljar.change_signal import ChangeKind, ChangeLog
 from belljar.errors import CopyRefused, KernelDied, TooLarge
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
@@ -42,13 +43,11 @@ from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sandboxes.gpus import Gpu
-from belljar.sessions.changes import ChangeKind, ChangeLog
-from belljar.sessions.checkpoint_deposits import CheckpointDeposits
 from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, UndoHistory
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue
-from belljar.sessions.session_kernel import SessionKernel, StartKernel
+from belljar.sessions.session_kernel import CheckpointDeposits, SessionKernel, StartKernel
 from belljar.settings import MEBIBYTE, Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.session_view import SessionSkills

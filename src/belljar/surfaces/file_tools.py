@@ -22,7 +22,6 @@ from belljar.sessions.registry import Registry
 from belljar.settings import Settings
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import error_blocks, model_blocks
-from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.tools import (
     CHANGES,
     READS,
@@ -32,6 +31,7 @@ from belljar.surfaces.tools import (
     SessionId,
     add_tools,
     idempotent,
+    note_refusal,
     refusals_as_results,
 )
 

@@ -6,16 +6,17 @@ from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from belljar.egress.rules import PACKAGES
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution, interrupt_all
-from belljar.models import ExecutionResult, Model, SessionInfo
+from belljar.executions.outcome import came_back
+from belljar.models import ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
-from belljar.sessions.registry import NEW_SESSION_HINT
+from belljar.sessions.registry import NEW_SESSION_HINT, Registry
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import (
     asked_structure,
@@ -24,6 +25,7 @@ from belljar.surfaces.content import (
     error_field,
     execution_blocks,
     model_blocks,
+    next_call,
     takes_links,
     wants,
 )
@@ -38,11 +40,8 @@ from belljar.surfaces.execution_wait import (
     stopping_when_cancelled,
 )
 from belljar.surfaces.file_tools import FileTools
-from belljar.surfaces.next_calls import next_call
 from belljar.surfaces.package_tools import PackageTools
-from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.resources import InterpreterResources
-from belljar.surfaces.state_tools import StateTools
 from belljar.surfaces.tools import (
     CHANGES,
     ENDS,
@@ -55,6 +54,7 @@ from belljar.surfaces.tools import (
     add_tools,
     find_or_create_session,
     idempotent,
+    note_refusal,
     refusals_as_results,
 )
 from belljar.surfaces.workflow_tools import WorkflowTools
@@ -65,6 +65,15 @@ MAX_GPUS = 1_024
 Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
 Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt it then")]
+SHOWN_NAMES = 100
+To = Annotated[
+    StrictInt | Annotated[str, Field(max_length=64)],
+    Field(description="How many of the last to undo, or execution_id of the first"),
+]
+At = Annotated[
+    StrictInt | Annotated[str, Field(max_length=64)],
+    Field(description="Its state so many executions ago, or before this execution_id; else now"),
+]
 
 
 class Sessions(Model):
@@ -104,6 +113,7 @@ class InterpreterSurface:
         self._runtime = runtime
         self._settings = runtime.settings
         self._sessions = runtime.sessions
+        self._shows_workspace = runtime.shows_workspace
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools and resources to a server."""
@@ -367,19 +377,20 @@ class InterpreterSurface:
         if result.status not in ("ok", "error"):
             return ""
         seen = self._runtime.starter.host_folders
+        folders = seen.of(principal) if self._settings.folders else ()
         execution = self._sessions.executions.find(result.execution_id, principal)
         return next_call(
             result,
             hosts=[rule for rule in self._settings.egress if rule != PACKAGES],
             isolates=self._runtime.provider.isolates,
-            folders=[seen.place(folder) for folder in seen.of(principal)],
+            folders=[seen.place(folder) for folder in folders],
             workspace=self._workspace(result.session_id),
             code=execution.cell.code if execution is not None else "",
         )
 
     def _workspace(self, session_id: str) -> str:
         """Return what code of a session calls its folder."""
-        if self._runtime.shows_workspace:
+        if self._shows_workspace:
             return WORKSPACE
         session = self._sessions.find_open(session_id)
         return "the working directory" if session is None else str(session.folders.workspace)
@@ -398,3 +409,68 @@ def _interruption(running: list[Execution]) -> str:
     if lost:
         return f"{len(running)} stopped; the code ignored the interrupt and was killed: variables are lost, files kept."
     return f"{len(running)} interrupted; variables are kept."
+
+
+class StateTools:
+    """The state tools, over the sessions of one runtime."""
+
+    def __init__(self, sessions: Registry) -> None:
+        self._sessions = sessions
+
+    def register(self, server: MCPServer[Any]) -> None:
+        """Add the tools to a server."""
+        add_tools(server, (self.fork_session, CHANGES), (self.rewind_session, ENDS))
+
+    @refusals_as_results
+    async def fork_session(
+        self,
+        session_id: SessionId,
+        at: At = "",
+        reseed: Annotated[bool, Field(description="Other random numbers than the original's")] = False,
+    ) -> Answer:
+        """Copy a session in milliseconds, variables, imports and files, to try two ways from one state.
+
+        Threads, processes and sockets do not come along.
+        """
+        session, fork = await self._sessions.fork(session_id, current_principal(), at=at, reseed=reseed)
+        fork.session_info = session.lease.notice()
+        return model_blocks(fork, _fork_text(fork, at))
+
+    @refusals_as_results
+    async def rewind_session(self, session_id: SessionId, to: To) -> Answer:
+        """Undo executions: variables and files become what they were before. The latest few states are kept."""
+        session = await self._sessions.reach(session_id, current_principal())
+        rewinding = await session.rewind(to)
+        return model_blocks(rewinding, _rewind_text(rewinding))
+
+
+def _fork_text(fork: SessionFork, at: str | int) -> str:
+    is_count = isinstance(at, int) or at.isdecimal()
+    ago = "1 execution ago" if str(at) == "1" else f"{at} executions ago"
+    when = f" as it was {ago}" if is_count else f" as it was before execution {at}" if at else ""
+    lines = [
+        f"session_id: {fork.session_id}",
+        f"Forked from session {fork.origin}{when}; files are copied. Variables: {_listed(fork.variables)}.",
+    ]
+    if fork.lost:
+        lines.append(f"Did not come along: {_listed(fork.lost)}.")
+    if fork.session_info is not None:
+        lines.append(fork.session_info.instructions)
+    return "\n".join(lines)
+
+
+def _rewind_text(rewinding: Rewinding) -> str:
+    count = len(rewinding.undone)
+    lines = [
+        f"Session {rewinding.session_id} is as it was before execution {rewinding.to}: "
+        f"{came_back(rewinding.lost).removesuffix(',')}.",
+        f"{count} execution{'s' if count > 1 else ''} undone: {', '.join(rewinding.undone)}.",
+    ]
+    if rewinding.lost:
+        lines.append(f"Did not come back: {_listed(rewinding.lost)}.")
+    return "\n".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f"{', '.join(names[:SHOWN_NAMES]) or 'none'}{more}"

@@ -1,26 +1,30 @@
-"""The HTTP API of the console, `/api/v1`: its operations in one table, which also makes the OpenAPI document.
+"""The HTTP API of the console, `/api/v1`: its operations in one table, and the OpenAPI document that is made of it.
 
 Knows `Engine` and nothing below it. Who calls is in the request (`console/guard.py` put it there), and the guard has
 refused everybody else.
 """
 
 import json
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from belljar.distribution import own_version
 from belljar.engine.contract import MAX_COMPLETED_CHARS, Engine, SessionFilter
 from belljar.engine.models import (
     CallEntry,
     EntryPage,
     ExecutionEntry,
     FileListing,
+    FilePart,
     Followed,
     Health,
     NameCompletion,
@@ -31,7 +35,7 @@ from belljar.engine.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.errors import InvalidArgument
+from belljar.errors import FileMissing, InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
@@ -46,12 +50,31 @@ from belljar.surfaces.api_operations import (
     Operation,
     Parameter,
     attachment,
+    attachment_headers,
     endpoint,
     request_body,
 )
 from belljar.surfaces.api_variables import package_operations, variable_operations
 from belljar.surfaces.event_streams import StreamShares, event_stream
-from belljar.surfaces.file_ranges import file_download
+
+if TYPE_CHECKING:
+    from belljar.surfaces.api_operations import Operation
+
+_PART = re.compile(r"\{(\w+)(?::\w+)?\}")
+# What parts of paths may be, where they are no ids and no names.
+_FORMS: dict[str, dict[str, Any]] = {"form": {"enum": [*EXPORT_FORMATS]}}
+_REFUSALS = {
+    "400": "An argument is wrong",
+    "401": "No credentials, or none that are accepted",
+    "403": "A page of another origin made the request, or only an operator may answer the question",
+    "404": "There is no such thing, or it belongs to somebody else",
+    "409": "Not possible now: busy, already answered, or the kernel has died",
+    "413": "Too large",
+    "429": "Too many requests or streams",
+}
+PART_BYTES: Final = 1024 * 1024
+ReadPart = Callable[[int, int], Awaitable[FilePart]]
+"""Reads a part of a file, from an offset on and of this length at most."""
 
 
 class NewSession(Model):
@@ -288,7 +311,7 @@ class RestApi:
         return [*routes, Route(f"{PREFIX}/openapi.json", self._describe, methods=["GET"])]
 
     async def _describe(self, _: Request) -> Response:
-        from belljar.surfaces.openapi import description
+        from belljar.surfaces.rest import description
 
         return JSONResponse(description(self.operations, PREFIX, ApiProblem))
 
@@ -436,3 +459,108 @@ class RestApi:
 def _followed(item: Followed) -> dict[str, str]:
     data = item.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "id"})
     return {"event": item.kind, "data": json.dumps(data)} | ({"id": item.id} if item.id else {})
+
+
+def description(operations: Sequence["Operation"], prefix: str, problem: type[BaseModel]) -> dict[str, Any]:
+    """Return the document."""
+    models = {model for one in operations for model in (one.answer, one.body) if model is not None} | {problem}
+    ordered = sorted(models, key=lambda model: model.__name__)
+    # Answers as they are written, bodies as they are read.
+    bodies = {one.body for one in operations}
+    wanted = [(model, "validation" if model in bodies else "serialization") for model in ordered]
+    references, definitions = models_json_schema(
+        wanted,  # pyright: ignore[reportArgumentType]
+        ref_template="#/components/schemas/{model}",
+    )
+    named: dict[type[Any], Any] = {model: schema for (model, _), schema in references.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        path = prefix + _PART.sub(r"{\1}", one.path)
+        paths.setdefault(path, {})[one.method.lower()] = _operation(one, named, named[problem])
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "belljar", "version": own_version(), "summary": "Sessions, cells and their output"},
+        "security": [{"bearer": []}, {"cookie": []}],
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "cookie": {"type": "apiKey", "in": "cookie", "name": "belljar-PORT"},
+            },
+        },
+    }
+
+
+def _operation(one: "Operation", named: dict[type[Any], Any], problem: Any) -> dict[str, Any]:
+    inner = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **_FORMS.get(name, {})}}
+        for name in _PART.findall(one.path)
+    ]
+    query = [
+        {"name": name, "in": "query", "description": known.meaning, "schema": known.schema}
+        for name, known in one.query.items()
+    ]
+    content: dict[str, Any] = {}
+    if one.answer is not None:
+        content = {"content": {one.media: {"schema": named[one.answer]}}}
+    elif one.status != 204:
+        content = {"content": {media: {} for media in one.media.split(", ")}}
+    refusals = {
+        status: {"description": description, "content": {"application/json": {"schema": problem}}}
+        for status, description in _REFUSALS.items()
+    }
+    described: dict[str, Any] = {
+        "summary": one.summary,
+        "operationId": re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_"),
+        "parameters": [*inner, *query],
+        "responses": {str(one.status): {"description": one.summary, **content}, **refusals},
+    }
+    if one.body is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[one.body]}}}
+    elif one.method == "PUT":
+        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    return described
+
+
+async def file_download(request: Request, name: str, read: ReadPart) -> Response:
+    """Return a file, or the range of it that the request asks for. A browser never shows it in our origin."""
+    start = await read(0, 0)
+    tag = f'"{start.size:x}-{start.version}"'
+    headers = {**attachment_headers(name), "Accept-Ranges": "bytes", "ETag": tag}
+    wanted = request.headers.get("range", "")
+    if request.headers.get("if-range", tag) != tag:
+        wanted = ""  # the file has changed since the reader got its first part
+    match _byte_range(wanted, start.size):
+        case None:
+            first, last, status = 0, start.size - 1, 200
+        case (first, last) if first > last:
+            return Response(status_code=416, headers={"Content-Range": f"bytes */{start.size}"})
+        case (first, last):
+            status = 206
+            headers["Content-Range"] = f"bytes {first}-{last}/{start.size}"
+    headers["Content-Length"] = str(last - first + 1)
+    if request.method == "HEAD":
+        return Response(status_code=status, media_type=BYTES, headers=headers)
+    parts = _parts(read, first, last + 1, start.version)
+    return StreamingResponse(parts, status_code=status, media_type=BYTES, headers=headers)
+
+
+async def _parts(read: ReadPart, offset: int, end: int, version: str) -> AsyncGenerator[bytes]:
+    while offset < end:
+        part = await read(offset, min(PART_BYTES, end - offset))
+        if part.version != version or not part.content:
+            # The reader sees that the download is short, rather than half of one file and half of another.
+            raise FileMissing("the file changed while it was downloaded")
+        offset += len(part.content)
+        yield part.content
+
+
+def _byte_range(wanted: str, size: int) -> tuple[int, int] | None:
+    """Return the first and the last byte of a range; None without one, or for several, which may be ignored."""
+    found = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", wanted)
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        return (max(0, size - int(found[2])), size - 1) if int(found[2]) else (size, size - 1)
+    return int(found[1]), min(int(found[2]) if found[2] else size - 1, size - 1)

@@ -33,7 +33,6 @@ from belljar.facts import hookimpl
 from belljar.plugins import Plugins
 from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
-from belljar.surfaces.arguments import wrong_arguments
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
@@ -42,13 +41,12 @@ from belljar.surfaces.foundry import FOUNDRY_INSTRUCTIONS
 from belljar.surfaces.http import build_app, transport_security
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import HostGuard, Operations
-from belljar.surfaces.request_tracing import RequestTracing, in_place_of_sdk_spans, note_refusal
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
 from belljar.surfaces.tasks_extension import TasksExtension
 from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
-from belljar.surfaces.tools import known_arguments
+from belljar.surfaces.tools import RequestTracing, in_place_of_sdk_spans, known_arguments, note_refusal, wrong_arguments
 from belljar.surfaces.tools_list import Surroundings, small_schema, truthful
 
 NAME_LIMIT_CHARS = 200

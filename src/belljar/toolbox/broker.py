@@ -34,10 +34,9 @@ from belljar.toolbox.base import (
 from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
-from belljar.toolbox.large_results import Keep, spill_large
 from belljar.toolbox.question_subjects import QuestionSubject, call_subject
 from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
-from belljar.toolbox.values import ToolValue, error_text, value_of
+from belljar.toolbox.values import Keep, ToolValue, error_text, spill_large, value_of
 
 # The execution that calls belong to, and the questions that servers ask during its calls.
 

@@ -24,9 +24,9 @@ from belljar.ipc import Line, Overlong
 from belljar.json_values import TooManyValues, check_values
 from belljar.toolbox.answers import TOO_LARGE
 from belljar.toolbox.base import JsonObject
-from belljar.toolbox.large_results import encoded
 from belljar.toolbox.message_memory import MemoryShare
 from belljar.toolbox.pipes import PipeWriter
+from belljar.toolbox.values import encoded
 
 log = logging.getLogger(__name__)
 

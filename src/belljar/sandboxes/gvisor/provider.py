@@ -2,23 +2,27 @@
 
 gVisor's kernel is a program that answers the session's system calls; few of them reach the host's kernel. bubblewrap
 makes the view and the namespaces it runs in, as for `namespace`, and killing those ends it. Inside, the session is uid
-0 without any capability; on the host it is the session's user, or the server's.
+0 without any capability; on the host it is the session's user, or the server's. gVisor runs in the view that
+`namespace/bwrap_args.py` describes, and shows the session the same, read-only. The session's own folders can be
+written, and temporary folders are gVisor's own memory.
 """
 
 import contextlib
+import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
-from belljar.sandboxes.gvisor.oci_config import OciConfig, configuration
-from belljar.sandboxes.gvisor.runsc import PLATFORMS, Runsc, find_runsc
+from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
+from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.limits import Enforcement, Enforcer
 from belljar.sandboxes.machine_files import machine_files
 from belljar.sandboxes.namespace.bwrap_args import (
@@ -48,6 +52,72 @@ _OWN_THREADS = 200
 _WARNING_WITHOUT_GROUPS = "Control groups cannot be written here: gVisor's sessions may use all of the memory and CPU"
 _WARNING_OF_AGE = "runsc {version} is older than 2023: slower, long unmended, and it refuses less than a newer one"
 _WARNING_FOR_ROOT = "The server runs as root, and gVisor with it, for sessions have no users of their own ({why})"
+PLATFORMS = ("systrap", "ptrace")
+"""How system calls are caught, the faster first. Not `kvm`, because a session's user has no right to the device."""
+
+_TIMEOUT_S = 10
+_CHOSEN = {
+    "network": "none",
+    # It runs as an ordinary user, so it makes a user namespace with this one user in it.
+    "rootless": "true",
+    # The control groups are ours, and it is in them already.
+    "ignore-cgroups": "true",
+    # Session writes go to the shown folders themselves, not to an overlay beside them.
+    "overlay2": "none",
+    # The host writes into the session's folders too, because packages are installed while the kernel runs.
+    "file-access": "shared",
+    # The session's sockets are in its scratch folder; nothing else that is shown has any.
+    "host-uds": "all",
+}
+_RLIMITS = {
+    getattr(resource, name): name
+    for name in ("RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+}
+_NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
+# Linux lets a user namespace mount something again only with the flags it already has, so these are always given.
+_HARMLESS = ("nosuid", "nodev")
+_TEMPORARY = {"/dev/shm": "1777", "/tmp": "1777", "/run": "0755", HOME: "0700"}  # noqa: S108 - paths inside
+
+
+@dataclass(frozen=True, slots=True)
+class Runsc:
+    """An installed runsc."""
+
+    path: Path
+    version: str
+    flags: frozenset[str]
+    """The flags of `_CHOSEN` that it knows."""
+    is_recent: bool
+    """Whether it is from 2023 or later: it passes descriptors, and can make others' mounts read-only."""
+
+    def command(self, program: str, *, platform: str, state: str, bundle: str, pass_fds: Sequence[int]) -> list[str]:
+        """Return the command line that runs a bundle; `program` is the path at which it finds itself."""
+        chosen = [f"--{name}={value}" for name, value in _CHOSEN.items() if name in self.flags]
+        passed = [f"--pass-fd={number}:{number}" for number in pass_fds]
+        running = ["run", f"--bundle={bundle}", *passed, "belljar"]
+        return [program, f"--root={state}", f"--platform={platform}", *chosen, *running]
+
+
+def find_runsc(name: str) -> Runsc | str:
+    """Return the program of that name or path, or why there is none."""
+    if (found := shutil.which(name)) is None:
+        return "not found"
+    path = Path(os.path.realpath(found))
+    try:
+        version, flags, running = (_ask(path, *arguments) for arguments in (["--version"], ["flags"], ["help", "run"]))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"does not run ({error})"
+    known = {line.split()[0].lstrip("-") for line in flags.splitlines() if line.lstrip().startswith("-")}
+    first = version.splitlines()[0] if version else "of an unknown version"
+    return Runsc(path, first.removeprefix("runsc version "), frozenset(known & _CHOSEN.keys()), "-pass-fd" in running)
+
+
+def _ask(path: Path, *arguments: str) -> str:
+    answer = subprocess.run(
+        [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+    )
+    # Versions differ in which stream `flags` prints on.
+    return answer.stdout + answer.stderr
 
 
 class GVisorProvider(NamespaceProvider):
@@ -300,3 +370,70 @@ def _users(hardening: Hardening) -> HostCheck:
         detail = f"sessions are the host's uid 0: {hardening.no_identity_reason}"
         return HostCheck("users", is_ok=True, detail=detail, hint=hardening.identity_hint)
     return HostCheck("users", is_ok=True, detail="the server's, in a user namespace for each session")
+
+
+@dataclass(frozen=True, slots=True)
+class OciConfig:
+    """What differs between sandboxes."""
+
+    limits: Mapping[int, int]
+    """By the numbers of setrlimit(2)."""
+    temporary_bytes: int
+    """0 means no limit."""
+    readable: Sequence[Path]
+    """Trees of the view. Those below a temporary folder are mounted again, because that folder covers them."""
+    writable: Sequence[str]
+    """Folders of the view that can be written, beside the session's own."""
+    covered: Mapping[str, str]
+    """Files to show in place of others: paths inside, and where gVisor finds the content."""
+    is_read_only: bool
+    """Whether gVisor itself mounts the root read-only; the view it runs in is read-only either way."""
+
+
+def configuration(command: Sequence[str], environment: Mapping[str, str], config: OciConfig) -> bytes:
+    """Return the content of `config.json`."""
+    return json.dumps(
+        {
+            "ociVersion": "1.0.2",
+            "process": {
+                "terminal": False,
+                # The only user in a user namespace with one user, and without any capability.
+                "user": {"uid": 0, "gid": 0},
+                "args": list(command),
+                "env": [f"{name}={value}" for name, value in environment.items()],
+                "cwd": WORKSPACE,
+                "capabilities": {},
+                "noNewPrivileges": True,
+                "rlimits": [
+                    {"type": _RLIMITS[kind], "hard": most, "soft": most} for kind, most in config.limits.items()
+                ],
+            },
+            "root": {"path": "/", "readonly": config.is_read_only},
+            "hostname": "belljar",
+            "mounts": list(_mounts(config)),
+            "linux": {"namespaces": [{"type": name} for name in _NAMESPACES]},
+        }
+    ).encode()
+
+
+def _mounts(config: OciConfig) -> Iterator[dict[str, object]]:
+    yield {"destination": "/proc", "type": "proc", "source": "proc", "options": [*_HARMLESS, "noexec", "ro"]}
+    # gVisor's own devices, none of the host's. Not read-only: gVisor would then refuse to open /dev/null for writing.
+    yield {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec"]}
+    for path, mode in _TEMPORARY.items():
+        options = [*_HARMLESS, f"mode={mode}"]
+        if config.temporary_bytes:
+            options.append(f"size={config.temporary_bytes}")
+        yield {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": options}
+    for path in (WORKSPACE, SCRATCH, *config.writable):
+        yield _bind(path, path, "rw")
+    # A tree comes before the trees within it, because it would cover them otherwise.
+    for tree in sorted(set(config.readable), key=lambda tree: len(tree.parts)):
+        if any(tree.is_relative_to(folder) for folder in _TEMPORARY):
+            yield _bind(str(tree), str(tree), "ro")
+    for inside, path in config.covered.items():
+        yield _bind(path, inside, "ro")
+
+
+def _bind(path: str, inside: str, mode: str) -> dict[str, object]:
+    return {"destination": inside, "type": "bind", "source": path, "options": ["rbind", *_HARMLESS, mode]}

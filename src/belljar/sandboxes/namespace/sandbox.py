@@ -31,13 +31,14 @@ from belljar.sandboxes.namespace.namespaces import (
     ParentSandbox,
     Resources,
     fork_user_map,
+    limit_counts,
     nested_maps,
+    session_counts,
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
 from belljar.sandboxes.namespace.sandbox_maker import MAKING_S, MakingRequest, SandboxMaker
 from belljar.sandboxes.namespace.trial import advice, try_bubblewrap
-from belljar.sandboxes.namespace.user_counts import limit_counts, session_counts
 from belljar.sandboxes.namespace.user_maps import UserMapWriter
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
 

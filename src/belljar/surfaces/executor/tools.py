@@ -30,7 +30,6 @@ from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
 from belljar.surfaces.execution_wait import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind
-from belljar.surfaces.request_tracing import note_refusal
 from belljar.surfaces.tools import (
     CHANGES,
     ENDS,
@@ -41,6 +40,7 @@ from belljar.surfaces.tools import (
     add_tools,
     connection_of,
     idempotent,
+    note_refusal,
     stage_reporter,
 )
 

@@ -1,4 +1,4 @@
-"""Files of the data plane, in the form of the new versions; the old form is in `old_shapes.py`.
+"""Files of the data plane, in the form of the new versions; the old form is in `app.py`.
 
 Names and paths are those of `/mnt/data`, absolute or relative. Reading wakes no session that sleeps.
 """
