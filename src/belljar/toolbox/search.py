@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.synonyms import action, rephrased, split_words, stem, stemmed, synonyms
+from belljar.toolbox.synonyms import rephrased, split_words, stem, stemmed, synonyms
 from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.word_vectors import LEAST_SIMILAR, WEIGHT, word_vectors
 
@@ -27,15 +27,10 @@ _SATURATION: Final = 1.0
 _SYNONYM: Final = 0.7
 _PART_OF_A_WORD: Final = 0.5
 _SHORTEST_PART: Final = 4
-_ASIDE: Final = 0.3
 _COVERAGE: Final = 0.6
 """The part of a score that depends on how much of the query was found."""
 _NAME: Final = 0.5
 """The part of a score that depends on how much of the tool's name is in the query."""
-_OTHER_ACTION: Final = 0.7
-"""The factor for a tool that does something else than the query asks for, such as delete instead of look."""
-_NO_ACTION: Final = 0.8
-"""The factor for a tool whose name does not say what it does."""
 _FIRST_CHARACTERS: Final = 200
 _REST_CHARACTERS: Final = 1_500
 _MISSPELT: Final = 0.4
@@ -67,6 +62,8 @@ _FIELDS: Final = {
     "parameters": _Field(0.8, 0.6),
     "parameter texts": _Field(0.3, 0.7),
 }
+
+
 _CASUAL: Final = frozenset({"rest", "parameter texts"})
 
 
@@ -86,7 +83,6 @@ class ToolIndex:
         }
         self._names = [{*fields["name"]} for fields in counted]
         self._spelled = [split_words(tool.name) for tool in self._tools]
-        self._actions = [action(name) for name in self._spelled]
         # For each stem the tools that have it, each with the stem's weight there.
         self._postings = _postings(counted, means, _FIELDS)
         # The same without the fields in which a word is often there by chance: there, no synonym is looked for.
@@ -101,14 +97,12 @@ class ToolIndex:
 
     def search(self, query: str, *, server: str = "", limit: int = DEFAULT_LIMIT) -> list[ToolDefinition]:
         """Return the matching tools, the best first; if the query has no words, all tools in their order."""
-        wanted, asides = self._wanted(query[:_QUERY_CHARACTERS])
+        wanted = self._wanted(query[:_QUERY_CHARACTERS])
         places = [place for place, tool in enumerate(self._tools) if server in ("", tool.server)]
         most = max(1, min(limit, MAX_RESULTS))
         if not wanted:
             return [self._tools[place] for place in places[:most]]
-        does = action(rephrased(" ".join(split_words(query[:_QUERY_CHARACTERS]))).split())
-        scores = self._scores(wanted, asides, does)
-        best = self._merged(query[:_QUERY_CHARACTERS], places, scores)
+        best = self._merged(query[:_QUERY_CHARACTERS], places, self._scores(wanted))
         return [self._tools[place] for place in best[:most]]
 
     def _merged(self, query: str, places: Sequence[int], scores: Mapping[int, float]) -> list[int]:
@@ -124,39 +118,32 @@ class ToolIndex:
         spelled = split_words(query)
         return sorted(both, key=lambda place: (self._spelled[place] != spelled, -both[place]))
 
-    def _wanted(self, query: str) -> tuple[list[str], list[str]]:
-        """Return the stems of the meaningful words (of all words if none is), and of the rest.
+    def _wanted(self, query: str) -> list[str]:
+        """Return the stems of the meaningful words; of all words if none is.
 
-        The rest counts a little, because a tool may be named after such a word. Two words that some tool writes as one,
-        `on call` and `oncall`, also count as that one.
+        Two words that some tool writes as one, `on call` and `oncall`, also count as that one.
         """
         text = " ".join(split_words(query))
         words = [*dict.fromkeys(rephrased(text).split())][:_QUERY_WORDS]
         telling = [word for word in words if f" {word} " not in _STOP] or words
-        asides = [word for word in words if word not in telling and len(word) > 2]
         pairs = pairwise(text.split()[:_QUERY_WORDS])
         joined = [one + other for one, other in pairs if stem(one + other) in self._postings]
-        return [*dict.fromkeys(map(stemmed, (*telling, *joined)))], [*dict.fromkeys(map(stemmed, asides))]
+        return [*dict.fromkeys(map(stemmed, (*telling, *joined)))]
 
-    def _scores(self, wanted: Sequence[str], asides: Sequence[str], does: str) -> dict[int, float]:
+    def _scores(self, wanted: Sequence[str]) -> dict[int, float]:
         """Return the scores of the tools that the query's words find: BM25 over weighted fields.
 
-        A tool that has all of the words scores higher than one that has one of them everywhere. `asides` add to a
-        score, but find nothing by themselves.
+        A tool that has all of the words scores higher than one that has one of them everywhere.
         """
         parts = {term: self._parts(term) for term in wanted}
-        more = [self._parts(term) for term in asides]
-        meant = {*wanted, *asides}.union(*(synonyms().get(term, ()) for term in (*wanted, *asides)))
+        meant = {*wanted}.union(*(synonyms().get(term, ()) for term in wanted))
         all_rarity = sum(map(self._rarity, wanted))
         scores: dict[int, float] = {}
         for place in set[int]().union(*parts.values()):
             found = [(part[place], term) for term, part in parts.items() if place in part]
             covered = sum(self._rarity(term) for _, term in found) / all_rarity
             score = sum(part for part, _ in found) * (1 - _COVERAGE + _COVERAGE * covered)
-            score *= 1 - _NAME + _NAME * self._named(place, meant)
-            if does and does != self._actions[place]:
-                score *= _OTHER_ACTION if self._actions[place] else _NO_ACTION
-            scores[place] = score + _ASIDE * sum(part.get(place, 0.0) for part in more)
+            scores[place] = score * (1 - _NAME + _NAME * self._named(place, meant))
         return scores
 
     def _named(self, place: int, meant: set[str]) -> float:

@@ -1,27 +1,13 @@
-"""English word knowledge for the search: synonyms, phrases, irregular forms, actions, and a small stemmer.
+"""English word knowledge for the search: synonyms, phrases, irregular forms, and a small stemmer.
 
 The words are in `everyday_words.txt`. It holds only words that mean the same to most people, in any trade; what a
 particular server calls its things is in its own descriptions.
 """
 
 import re
-from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final
-
-# What verbs do to their object. The first verb of a tool's name, and of a query, decides.
-ACTIONS: Final = {
-    "look": "get list search find read fetch retrieve query show describe view count check lookup browse see look see "
-    "download export inspect explain analyze compare what which who when where why how is are was were did does do "
-    "has have any all latest scan summarize validate monitor watch track calculate geocode history current",
-    "make": "create add insert new post send publish write append upload generate register invite make start compose "
-    "draft schedule book leave tell say reply answer attach draw build install remind import",
-    "change": "update edit modify set rename move patch replace format resize merge change convert adjust swap "
-    "restart rotate scale assign mark close complete reorder resolve lock protect",
-    "remove": "delete remove drop clear cancel unset archive erase forget discard destroy uninstall unlink kick trash",
-}
-
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -81,16 +67,6 @@ def base_form(word: str) -> str:
 @cache
 def _bases() -> dict[str, str]:
     return {form: base for base, *forms in (line.split() for line in _entries("irregular")) for form in forms}
-
-
-def action(words: Iterable[str]) -> str:
-    """Return what the first verb among the words does (look, make, change, remove); empty if there is no verb."""
-    return next((_actions()[word] for word in words if word in _actions()), "")
-
-
-@cache
-def _actions() -> dict[str, str]:
-    return {verb: does for does, verbs in ACTIONS.items() for verb in verbs.split()}
 
 
 # The stemmer: a few rules for endings, enough that `commits`, `committed` and `committing` find `commit`. A complete
