@@ -31,10 +31,11 @@ from belljar.handles import (
 )
 from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.sessions.packages import install_packages
 from belljar.sessions.session import Session
 from belljar.settings import Settings, given_flags, load_settings
+from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.toolbox.base import QuestionReply
 
 PRINCIPAL = "local"
@@ -60,7 +61,7 @@ async def open_engine(settings: Settings | None = None, **flags: object) -> Asyn
     if settings is None or given:
         settings = load_settings({**(dict(settings) if settings else {}), **given})
     # Sessions are not kept alive, because no later engine would know of them.
-    async with open_runtime(settings.model_copy(update={"keep_alive": False})) as runtime:
+    async with open_reachable_runtime(settings.model_copy(update={"keep_alive": False})) as runtime:
         yield Engine(runtime)
 
 

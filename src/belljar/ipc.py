@@ -1,6 +1,6 @@
 """JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
 
-A message is one line of JSON. The operator's socket (`control.py`, `attachments/`, `engine/operator_socket.py`), the
+A message is one line of JSON. The operator's socket (`control.py`, `attachments/`), the
 tool server (`toolbox/session_server.py`), and the package and transfer servers (`provisioning/request_server.py`) speak
 through here. A session's messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read
 is `Malformed`, never another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer
@@ -329,6 +329,18 @@ async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int =
             server.close()
             await conversations.aclose()
             await server.wait_closed()
+
+
+@asynccontextmanager
+async def listen(path: Path, protocol: Callable[[], asyncio.Protocol]) -> AsyncGenerator[asyncio.Server]:
+    """Serve this user's processes at `path` by a protocol of asyncio's until the block ends; its connections stay."""
+    with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:
+        _bind(listener, address, PRIVATE_MODE)
+        server = await asyncio.get_running_loop().create_unix_server(protocol, sock=listener)
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 async def open_stream(path: Path, *, limit_bytes: int) -> MessageStream:

@@ -18,7 +18,6 @@ from belljar.attachments import OperatorSocket, serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
-from belljar.ipc import MessageStream
 from belljar.journal.damage import open_checks
 from belljar.journal.journal import last_written, open_journal, usable
 from belljar.journal.retention import open_trimming
@@ -88,12 +87,6 @@ class LateEngine:
         if self._made is None:
             self._made = LocalEngine(self._registry, self._data_directory, self._name)
         return self._made
-
-    async def serve(self, stream: MessageStream) -> None:
-        """Answer a connection to the operator's socket with one call of the engine."""
-        from belljar.engine.operator_socket import serve_engine
-
-        await serve_engine(self.get(), stream)
 
     async def aclose(self) -> None:
         """End its threads; may be called twice."""
@@ -242,7 +235,6 @@ async def open_runtime(
                 serve_operators(run.folder, registry) as operators,
                 aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,
             ):
-                operators.serve_engine = late_engine.serve
                 await takeover.take_over_all(registry, run.living)
                 if left:  # record what could not be taken over as lost
                     clean_up()

@@ -17,6 +17,14 @@ from belljar.errors import SettingsError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder
 
+HTTP_SOCKET = "http.sock"
+"""The socket in the folder of a server on which it answers the HTTP API."""
+PRINCIPAL_HEADER = "Belljar-Principal"
+OPERATOR_HEADER = "Belljar-Operator"
+NAME_HEADER = "Belljar-Name"
+VIA_HEADER = "Belljar-Via"
+SPEAKER_HEADERS = (PRINCIPAL_HEADER, OPERATOR_HEADER, NAME_HEADER, VIA_HEADER)
+"""What a request over that socket says of who asks. Over TCP, credentials say it, and these are refused."""
 _LOCK = "lock"
 _ADDRESS = "address"
 _ALIVE_S = 5.0

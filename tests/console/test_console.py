@@ -168,7 +168,7 @@ async def test_the_description_has_every_route(place: Place) -> None:
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     guard = place.console.apps[PATHS[0]]
     served = {
-        (method, re.sub(r"\{(\w+):path\}", r"{\1}", route.path))
+        (method, re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path))
         for route in guard._app.routes  # pyright: ignore[reportAttributeAccessIssue]
         if route.path.startswith("/api/v1/") and not route.path.endswith("openapi.json")
         for method in route.methods - {"HEAD"}

@@ -12,7 +12,7 @@ import pytest
 from consoles import Place, opened_place
 
 from belljar.engine.contract import Access
-from belljar.engine.remote import RemoteEngine
+from belljar.engine.many import servers_of
 from belljar.environments import Environment
 from belljar.executions.inbox import InboxQuestion
 from belljar.toolbox.question_subjects import SubjectFinding, call_subject, code_subject
@@ -68,7 +68,7 @@ async def asked(place: Place, code: str) -> InboxQuestion:
     # All in one session, because each takes a while to start.
     sessions = place.runtime.sessions.all()
     running = await place.agent.execute(code, sessions[0].id if sessions else "", wait_s=0)
-    remote = RemoteEngine(place.runtime.settings.data_directory)
+    remote = servers_of(place.runtime.settings.data_directory)
 
     async def found() -> list[InboxQuestion]:
         return [one for one in await remote.questions(OPERATOR) if one.execution_id == running.execution_id]

@@ -8,8 +8,8 @@ import pytest
 from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_said
 
 from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.many import servers_of
 from belljar.engine.models import Followed, ServerEvent
-from belljar.engine.remote import RemoteEngine
 from belljar.environments import Environment
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
 from belljar.executions.cell import make_cell
@@ -39,7 +39,7 @@ async def agent(runtime: Runtime) -> AsyncGenerator[Caller]:
 
 @pytest.fixture(params=["local", "remote"])
 def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Engine:
-    return runtime.late_engine.get() if request.param == "local" else RemoteEngine(runtime.settings.data_directory)
+    return runtime.late_engine.get() if request.param == "local" else servers_of(runtime.settings.data_directory)
 
 
 async def test_shows_a_session_and_its_cells(engine: Engine, agent: Caller) -> None:

@@ -23,11 +23,12 @@ from mcp.types import (
 
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.settings.sources import ALIASES
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.server import BelljarServer, build_http_app, build_server
+from belljar.surfaces.server_socket import open_reachable_runtime
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 NAMED = Implementation(name="some-agent", version="1")
@@ -68,7 +69,7 @@ def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Setti
 
 @asynccontextmanager
 async def opened_runtime(environment: Environment, folder: Path, **chosen: Any) -> AsyncGenerator[Runtime]:
-    async with open_runtime(settings_for(environment, folder, **chosen)) as runtime:
+    async with open_reachable_runtime(settings_for(environment, folder, **chosen)) as runtime:
         yield runtime
 
 

@@ -41,12 +41,6 @@ class ConsoleRequest(Model):
     op: Literal["console"] = "console"
 
 
-class EngineRequest(Model):
-    """As first message: call methods of the server's engine, as `engine/remote.py` does."""
-
-    op: Literal["monitor"] = "monitor"
-
-
 class ConsoleLink(Model):
     """The answer to a `ConsoleRequest`; both are empty where the server has no console."""
 
@@ -323,7 +317,7 @@ ToClient = Annotated[
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | EngineRequest | InboxRequest
+FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | InboxRequest
 first: TypeAdapter[FirstMessage] = TypeAdapter(Annotated[FirstMessage, Field(discriminator="op")], config=_LATE)
 numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import pwd
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,6 @@ class OperatorSocket:
     registry: Registry
     console_link: Callable[[], ConsoleLink] | None = None
     """Makes a link to the console; None where the server has none."""
-    serve_engine: Callable[[ipc.MessageStream], Awaitable[None]] | None = None
 
     async def answer(self, stream: ipc.MessageStream) -> None:
         """Answer one connection."""
@@ -54,9 +53,6 @@ class OperatorSocket:
             case messages.ConsoleRequest():
                 link = self.console_link() if self.console_link is not None else ConsoleLink()
                 await stream.send(link.model_dump())
-            case messages.EngineRequest():
-                if self.serve_engine is not None:
-                    await self.serve_engine(stream)
             case _:
                 await _AttachedPeer(stream, self.registry).run(wanted)
 

@@ -20,7 +20,7 @@ import typer
 from belljar import logs
 from belljar.environments import prepare
 from belljar.executions.admission import descriptor_limit, most_sessions
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import is_in_image
 from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
@@ -28,6 +28,7 @@ from belljar.surfaces.executor.choices import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http, told_address
 from belljar.surfaces.server import build_http_app, build_server
+from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.surfaces.stdio import serve_stdio
 from belljar.surfaces.tls import tls_context
 
@@ -160,7 +161,7 @@ def _raise_descriptor_limit(settings: Settings) -> None:
 
 
 def _open(settings: Settings) -> AbstractAsyncContextManager[Runtime]:
-    return open_runtime(
+    return open_reachable_runtime(
         settings, prepares=_needs_sessions(settings), takes_runs=True, on_prepared=_exclude_from_collections
     )
 

@@ -21,8 +21,9 @@ from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.cli.workflow_files import RunFiles
 from belljar.errors import InvalidArgument
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.settings import Settings
+from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.workflows.definition import Definition
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun, RunEvent
@@ -53,7 +54,7 @@ def drive(settings: Settings, begin: Begin, *, mcp_config: str | None = None, as
 
 async def _driven(settings: Settings, begin: Begin, options: str, *, as_json: bool) -> int:
     await prepare_environment(settings)
-    async with open_runtime(settings) as runtime:
+    async with open_reachable_runtime(settings) as runtime:
         run = await begin(runtime)
         if run is None:
             print("the server that drives the run goes on with it", file=sys.stderr)

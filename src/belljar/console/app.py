@@ -18,9 +18,10 @@ from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
 from belljar.console.variables import VariablePages
 from belljar.engine.contract import Engine
+from belljar.engine.operations import PREFIX
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
 from belljar.settings import Settings
-from belljar.surfaces.api_operations import PREFIX, problem
+from belljar.surfaces.api_operations import problem
 from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn
 from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
 from belljar.surfaces.operations import exact

@@ -13,7 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.engine.contract import Access
-from belljar.surfaces.api_operations import PREFIX, refused
+from belljar.engine.operations import PREFIX
+from belljar.surfaces.api_operations import refused
 from belljar.surfaces.auth.browser import BrowserSignIn, is_foreign, is_same_origin
 from belljar.surfaces.auth.code_flow import CALLBACK
 

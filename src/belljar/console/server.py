@@ -6,20 +6,21 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from belljar.attachments.messages import ConsoleLink
 from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
-from belljar.engine.remote import RemoteEngine
+from belljar.engine.many import servers_of
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.auth import build_auth
 from belljar.surfaces.auth.browser import BrowserSignIn
 from belljar.surfaces.auth.code_flow import CodeFlow
 from belljar.surfaces.http import transport_security
-from belljar.surfaces.operations import HostGuard, Operations, exact
+from belljar.surfaces.operations import HostGuard, Operations, SpeakerRefusal, exact
 
 
 @dataclass(slots=True)
@@ -98,9 +99,9 @@ def _usable_url(url: str) -> str:
 def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     """Return a console, and its app, for the servers of a data directory that have no address of their own."""
     sign_in = BrowserSignIn()
-    app = console_app(RemoteEngine(settings.data_directory), sign_in, settings, serves_mcp=False)
+    app = console_app(servers_of(settings.data_directory), sign_in, settings, serves_mcp=False)
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))
     routes = [exact(Route(path, HostGuard(one, security))) for path, one in console.apps.items()]
-    return console, Starlette(routes=routes)
+    return console, Starlette(routes=routes, middleware=[Middleware(SpeakerRefusal)])

@@ -8,7 +8,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -22,20 +22,20 @@ from belljar.engine.models import (
     Health,
     NameCompletion,
     OutputLines,
+    PackageList,
+    Server,
     ServerEvent,
     SessionDetail,
     SessionEntry,
     SessionPage,
+    TableRows,
     UsageHistory,
+    VariableList,
 )
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
-
-if TYPE_CHECKING:
-    from belljar.engine.packages import PackageList
-    from belljar.engine.variables import TableRows, VariableList
 
 MAX_ITEMS = 200
 """The most items of one page of a list."""
@@ -45,6 +45,8 @@ TAIL_LINES = 50
 MAX_COMPLETED_CHARS = 100_000
 """The most code that names are looked for in."""
 MAX_MATCHES = 200
+MAX_PART_BYTES = 4 * 1024 * 1024
+"""The largest part of a file that is read at once."""
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
 
@@ -57,6 +59,8 @@ class Access:
     is_operator: bool = False
     name: str = ""
     """What the journal calls them when they act in a session of somebody else."""
+    via: Literal["console", "terminal"] = "console"
+    """Where they answer questions."""
 
     def may_see(self, owner: str) -> bool:
         """Return whether a session of this owner is visible to them."""
@@ -97,6 +101,10 @@ class Engine(Protocol):
 
     async def health(self, access: Access) -> Health:
         """Return whether sessions can be started, and what is open."""
+        ...
+
+    async def servers(self, access: Access) -> list[Server]:
+        """Return this server, and for operators the others of its data directory."""
         ...
 
     async def usage(self, access: Access) -> UsageHistory:
@@ -177,7 +185,7 @@ class Engine(Protocol):
         """Return the names that fit at a place in code; none while the session is busy or not live."""
         ...
 
-    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> "VariableList":
+    async def variables(self, access: Access, session_id: str, offset: int = 0, limit: int = 500) -> VariableList:
         """Return variables of a session. A busy or sleeping one tells the names on record."""
         ...
 
@@ -192,11 +200,11 @@ class Engine(Protocol):
         first_column: int = 0,
         columns: int = 30,
         order: str = "",
-    ) -> "TableRows":
+    ) -> TableRows:
         """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs."""
         ...
 
-    async def packages(self, access: Access, session_id: str) -> "PackageList":
+    async def packages(self, access: Access, session_id: str) -> PackageList:
         """Return the packages that a session's code can import."""
         ...
 
@@ -226,7 +234,7 @@ class Engine(Protocol):
         """Queue a cell under the caller's name; return its execution id."""
         ...
 
-    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> str:
         """Queue a cell under the caller's name that installs packages; return its execution id."""
         ...
 

@@ -101,10 +101,10 @@ class LocalEngine(LocalViews):
         self._registry.journal.commit()
         return execution.id
 
-    async def install(self, access: Access, session_id: str, requirements: list[str]) -> str:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> str:
         """See `Engine`."""
         row = await self._row(access, session_id)
-        code = installing_cell(requirements)
+        code = installing_cell(packages)
         if row.environment.startswith(KERNEL_PREFIX):
             await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
         return await self.run_cell(access, session_id, code)
@@ -166,7 +166,7 @@ class LocalEngine(LocalViews):
         """See `Engine`."""
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         by = access.name or access.principal
-        await inbox.answer(question_id, whose, action=action, values=values, by=by, where="console")
+        await inbox.answer(question_id, whose, action=action, values=values, by=by, where=access.via)
         return inbox.find(question_id, whose)
 
     async def note_presence(self, access: Access) -> None:

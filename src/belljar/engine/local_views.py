@@ -16,6 +16,7 @@ from belljar.distribution import own_version
 from belljar.engine.contract import (
     MAX_COMPLETED_CHARS,
     MAX_MATCHES,
+    MAX_PART_BYTES,
     STREAM_CHARS,
     Access,
     SessionFilter,
@@ -25,6 +26,7 @@ from belljar.engine.contract import (
 from belljar.engine.entries import Entries, read_execution
 from belljar.engine.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.engine.models import (
+    MAX_LISTED,
     UNFINISHED,
     CallEntry,
     EntryPage,
@@ -35,14 +37,17 @@ from belljar.engine.models import (
     Health,
     NameCompletion,
     OutputLines,
+    PackageList,
     Server,
     SessionDetail,
     SessionPage,
+    TableRows,
     UsageHistory,
+    VariableList,
 )
-from belljar.engine.packages import PackageList, list_packages
+from belljar.engine.packages import list_packages
 from belljar.engine.usage import INTERVAL_S, UsageSampler
-from belljar.engine.variables import MAX_LISTED, TableRows, VariableList, list_variables, table_part, table_rows
+from belljar.engine.variables import list_variables, table_part, table_rows
 from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
@@ -60,8 +65,6 @@ _LIVE = ("running", "idle", "fresh")
 _STATES = (*_LIVE, "asleep", "gone")
 MAX_TEXT = 200
 _LISTED_FILES = 500
-MAX_PART_BYTES = 4 * 1024 * 1024
-"""The largest part of a file that is read at once."""
 
 
 class LocalViews:
@@ -129,7 +132,7 @@ class LocalViews:
         }
 
     async def servers(self, access: Access) -> list[Server]:
-        """Return this server, and for operators the others of its data directory."""
+        """See `Engine`."""
         own = Server(
             name=self._run,
             pid=int(self._run.partition("-")[0]),
@@ -245,7 +248,7 @@ class LocalViews:
         """See `Engine`."""
         row = await self._execution_row(access, execution_id)
         is_complete = self._entries.execution(row).status not in UNFINISHED
-        page = await self._history.lines(row, first, count, search, is_complete=is_complete)
+        page = await self._history.lines(row, first, count, search[:MAX_TEXT], is_complete=is_complete)
         return OutputLines(
             first=first, lines=page.lines, total=page.total, is_complete=is_complete, matches=page.matches
         )

@@ -4,8 +4,13 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import ConfigDict
 
+from belljar.kernels.variables import ColumnKind
 from belljar.models import FileReference, Model, OutputEvent, Status, Usage
 
+MAX_LISTED = 1_000
+"""The most variables of one page."""
+MAX_REQUIREMENTS = 50
+"""The most packages of one installation."""
 UNFINISHED = ("queued", "running")
 """The states of an execution that has not ended."""
 
@@ -240,3 +245,78 @@ class ServerEvent(Model):
     session_id: str = ""
     execution_id: str = ""
     at: str = ""
+
+
+# What the code of a session has at hand
+
+VariablesState = Literal["live", "busy", "asleep", "not started", "names only", "withheld", "gone"]
+"""`live`: told by the kernel now. Otherwise there are names at most, and `note` says why."""
+
+
+class VariableEntry(Model):
+    """One variable. Of names that the journal has, nothing else is known."""
+
+    name: str
+    type: str = ""
+    length: int | None = None
+    shape: list[int] | None = None
+    size_bytes: int | None = None
+    """The memory of it alone, without that of objects it refers to; null where its class would have to be asked."""
+    value: str | None = None
+    """The value of texts, numbers, True, False and None, at most 200 characters; null for other types."""
+    is_cut: bool = False
+    has_rows: bool = False
+
+
+class VariableList(Model):
+    """The variables of a session in the order in which they were made. `next` is the `offset` of those that follow."""
+
+    state: VariablesState
+    note: str = ""
+    items: list[VariableEntry]
+    total: int
+    next: int | None = None
+
+
+class TableColumnInfo(Model):
+    """One column. `position` is what `order` takes."""
+
+    position: int
+    name: str
+    kind: ColumnKind
+    dtype: str
+
+
+class TableRows(Model):
+    """Some rows and columns of a variable, as texts; null is a missing value. `next` is the `offset` that follows."""
+
+    name: str
+    type: str
+    total_rows: int
+    total_columns: int
+    offset: int
+    order: str = ""
+    columns: list[TableColumnInfo]
+    labels: list[str]
+    """The labels of the rows: of frames and series their index, of others the number of the row."""
+    rows: list[list[str | None]]
+    next: int | None = None
+
+
+class PackageEntry(Model):
+    """A package that code of the session can import. Those of the session itself come before the environment's."""
+
+    name: str
+    version: str
+    origin: Literal["session", "environment"]
+
+
+class PackageList(Model):
+    """The packages of a session. `pins` are those installed for it, as an installer takes them."""
+
+    environment: str
+    python: str = ""
+    """The version of its Python; empty while that is not known."""
+    items: list[PackageEntry]
+    pins: list[str]
+    note: str = ""

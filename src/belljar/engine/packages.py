@@ -8,8 +8,9 @@ its output and end are events of the session.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from belljar.engine.models import MAX_REQUIREMENTS, PackageEntry, PackageList
 from belljar.environments.base import Environment, inspect_interpreter
 from belljar.environments.conda.places import conda_packages
 from belljar.environments.conda.prefix import own_prefix
@@ -17,30 +18,9 @@ from belljar.environments.description import installed_packages
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.packages import check_requirements, pip_line
 from belljar.errors import InvalidArgument
-from belljar.models import Model
 
-MAX_REQUIREMENTS: Final = 50
 # No quotes, braces or signs of a shell: IPython puts values in place of `{…}` and `$…`.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._\-\[\],<>=!~* ]+")
-
-
-class PackageEntry(Model):
-    """A package that code of the session can import. Those of the session itself come before the environment's."""
-
-    name: str
-    version: str
-    origin: Literal["session", "environment"]
-
-
-class PackageList(Model):
-    """The packages of a session. `pins` are those installed for it, as an installer takes them."""
-
-    environment: str
-    python: str = ""
-    """The version of its Python; empty while that is not known."""
-    items: list[PackageEntry]
-    pins: list[str]
-    note: str = ""
 
 
 def list_packages(name: str, layer: Path, environment: Environment | None) -> PackageList:

@@ -3,30 +3,17 @@
 import re
 from typing import Final, Literal
 
+from belljar.engine.models import TableColumnInfo, TableRows, VariableEntry, VariableList
 from belljar.errors import Busy, InvalidArgument, VariableMissing
-from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS, ColumnKind, TablePart
-from belljar.models import Model
+from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS, TablePart
 from belljar.sessions.session import Session
 from belljar.sessions.variables import NoLook, look_at_rows, look_at_variables
 
-MAX_LISTED: Final = 1_000
-__all__ = [
-    "MAX_COLUMNS",
-    "MAX_LISTED",
-    "MAX_ROWS",
-    "TableRows",
-    "VariableList",
-    "list_variables",
-    "table_part",
-    "table_rows",
-]
 _ORDER: Final = re.compile(r"([0-9]{1,9}):(asc|desc)")
 _TABLES: Final = (
     "DataFrames, Series, Arrow tables, arrays with one or two dimensions and lists of dictionaries have rows"
 )
 
-VariablesState = Literal["live", "busy", "asleep", "not started", "names only", "withheld", "gone"]
-"""`live`: told by the kernel now. Otherwise there are names at most, and `note` says why."""
 _NOTES: Final[dict[str, str]] = {
     "busy": "A cell runs or waits. These are the names after the last cell; look again when it has ended",
     "asleep": "The session sleeps. These are the names after its last cell; looking does not wake it, a cell does",
@@ -35,56 +22,6 @@ _NOTES: Final[dict[str, str]] = {
     "withheld": "A rule of the policy withholds what is in the variables",
     "gone": "The session has ended, and its variables with it",
 }
-
-
-class VariableEntry(Model):
-    """One variable. Of names that the journal has, nothing else is known."""
-
-    name: str
-    type: str = ""
-    length: int | None = None
-    shape: list[int] | None = None
-    size_bytes: int | None = None
-    """The memory of it alone, without that of objects it refers to; null where its class would have to be asked."""
-    value: str | None = None
-    """The value of texts, numbers, True, False and None, at most 200 characters; null for other types."""
-    is_cut: bool = False
-    has_rows: bool = False
-
-
-class VariableList(Model):
-    """The variables of a session in the order in which they were made. `next` is the `offset` of those that follow."""
-
-    state: VariablesState
-    note: str = ""
-    items: list[VariableEntry]
-    total: int
-    next: int | None = None
-
-
-class TableColumnInfo(Model):
-    """One column. `position` is what `order` takes."""
-
-    position: int
-    name: str
-    kind: ColumnKind
-    dtype: str
-
-
-class TableRows(Model):
-    """Some rows and columns of a variable, as texts; null is a missing value. `next` is the `offset` that follows."""
-
-    name: str
-    type: str
-    total_rows: int
-    total_columns: int
-    offset: int
-    order: str = ""
-    columns: list[TableColumnInfo]
-    labels: list[str]
-    """The labels of the rows: of frames and series their index, of others the number of the row."""
-    rows: list[list[str | None]]
-    next: int | None = None
 
 
 async def list_variables(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from belljar.attachments import AttachedSession, attach, open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
-from belljar.runtime import open_runtime
 from belljar.settings import Settings
+from belljar.surfaces.server_socket import open_reachable_runtime
 
 OpenSession = Callable[[], AbstractAsyncContextManager[AttachedSession]]
 PRINCIPAL = "jupyter"
@@ -30,7 +30,7 @@ _DEFAULTS = {
 async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
     """Open a runtime in this process and a session in it; both end with the block."""
     chosen = {name: value for name, value in _DEFAULTS.items() if name not in settings.model_fields_set}
-    async with open_runtime(settings.model_copy(update=chosen)) as runtime:
+    async with open_reachable_runtime(settings.model_copy(update=chosen)) as runtime:
         session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
         try:
             await session.start()

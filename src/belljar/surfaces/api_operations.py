@@ -1,20 +1,21 @@
-"""One operation of the HTTP API: the form of its requests, how they are checked, and how answers and errors are sent.
+"""One operation of the HTTP API: how its requests are checked, and how answers and errors are sent.
 
-Knows nothing of what the operations do; `rest.py` has the table of them.
+Knows nothing of what the operations do; `engine/operations.py` has the table of them.
 """
 
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from belljar.engine.contract import MAX_ITEMS, Access
+from belljar.engine.contract import Access
+from belljar.engine.operations import BYTES, PREFIX, ApiProblem, Operation, ProblemDetail
 from belljar.errors import (
     BelljarError,
     Busy,
@@ -41,9 +42,6 @@ from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.models import Model
 from belljar.surfaces.event_streams import TooManyStreams
 
-PREFIX: Final = "/api/v1"
-BYTES: Final = "application/octet-stream"
-STREAM: Final = "text/event-stream"
 _STATUSES: Final[dict[type[BelljarError], int]] = {
     SessionNotFound: 404,
     ExecutionNotFound: 404,
@@ -70,53 +68,6 @@ _RETRY_AFTER_S: Final = "10"
 log = logging.getLogger(__name__)
 
 
-class ProblemDetail(Model):
-    """What is wrong, and what to do about it."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
-class ApiProblem(Model):
-    """The answer to a request that was refused."""
-
-    error: ProblemDetail
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter in the query of an operation."""
-
-    meaning: str
-    default: str | int = ""
-    least: int = 0
-    most: int = 2**31
-
-    def read(self, name: str, text: str | None) -> str | int:
-        """Return the value, or refuse one of another form."""
-        if text is None or (text == "" and isinstance(self.default, int)):
-            return self.default
-        if isinstance(self.default, str):
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
-            raise InvalidArgument(
-                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
-            )
-        return int(text)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Return its JSON Schema."""
-        if isinstance(self.default, str):
-            return {"type": "string", "default": self.default}
-        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
-
-
-LIMIT: Final = Parameter("How many items at most", 50, 1, MAX_ITEMS)
-CURSOR: Final = Parameter("The `next` of the page before")
-
-
 @dataclass(frozen=True, slots=True)
 class ApiCall:
     """One request, checked as far as its operation says."""
@@ -134,28 +85,13 @@ class ApiCall:
 Handler = Callable[[ApiCall], Awaitable[Model | Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One line of the table."""
-
-    method: str
-    path: str
-    summary: str
-    handler: Handler
-    answer: type[BaseModel] | None = None
-    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
-    body: type[BaseModel] | None = None
-    status: int = 200
-    media: str = "application/json"
-
-
-def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(operation: Operation, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of an operation: it checks a request, and turns errors into answers."""
 
     async def answer(request: Request) -> Response:
         try:
             call = await _check_request(operation, request)
-            found = await operation.handler(call)
+            found = await handler(call)
         except BelljarError as error:
             return problem(error)
         except Exception as error:

@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import select
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
@@ -24,7 +25,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from belljar import measures
+from belljar import ipc, measures
 from belljar.errors import out_of_descriptors
 from belljar.surfaces.auth import current_principal
 
@@ -66,8 +67,9 @@ def connection_limit(wanted: int) -> int:
 class ConnectionLimiter:
     """All connections of one server, and the limit on their number."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, reserve: int = _RESERVE) -> None:
         self.most = most
+        self._reserved = reserve
         self._open: set[BoundedProtocol] = set()
         self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
         """Connections that have not sent a whole request, by peer, the oldest first."""
@@ -98,9 +100,9 @@ class ConnectionLimiter:
     def _has_reserve(self) -> bool:
         """Return whether no descriptor of the reserve is in use, after a try to get back those that are."""
         with contextlib.suppress(OSError):
-            while len(self._reserve) < _RESERVE:
+            while len(self._reserve) < self._reserved:
                 self._reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        return len(self._reserve) == _RESERVE
+        return len(self._reserve) == self._reserved
 
     def _on_loop_error(self, others: _OnError | None, loop: asyncio.AbstractEventLoop, context: _Context) -> None:
         """Give up the reserve when no connection can be accepted for want of descriptors; asyncio tries again soon."""
@@ -140,6 +142,11 @@ class ConnectionLimiter:
         elif not waiting:
             del self._unfinished[connection.peer]
 
+    def abort_all(self) -> None:
+        """Close every connection now."""
+        for connection in [*self._open]:
+            connection.transport.abort()
+
     def forget(self, connection: "BoundedProtocol") -> None:
         """Stop counting a connection that is closed or is about to be; may be called twice."""
         self._open.discard(connection)
@@ -153,7 +160,7 @@ class ConnectionLimiter:
     async def watch(self) -> AsyncGenerator[None]:
         """Close connections that are overdue, until the block ends."""
         loop = asyncio.get_running_loop()
-        watching = loop.create_task(self._watch())
+        watching = loop.create_task(self.close_overdue())
         self._has_reserve()
         others = loop.get_exception_handler()
         loop.set_exception_handler(partial(self._on_loop_error, others))
@@ -166,7 +173,8 @@ class ConnectionLimiter:
             while self._reserve:
                 os.close(self._reserve.pop())
 
-    async def _watch(self) -> None:
+    async def close_overdue(self) -> None:
+        """Close connections that have been in their phase for too long, once a second, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             slept_from = loop.time()
@@ -197,6 +205,9 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
+        listener = transport.get_extra_info("socket")
+        if listener is not None and listener.family == socket.AF_UNIX and (user := ipc.peer_of(listener)) is not None:
+            self.app_state = {**self.app_state, "peer_uid": user.uid}
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
         admission = self._all.admit(self)

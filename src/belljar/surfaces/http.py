@@ -37,7 +37,16 @@ from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopba
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.forwarded import ProxyNotice, knows_callers
 from belljar.surfaces.foundry.problems import EnvelopedRefusals
-from belljar.surfaces.operations import CountedRefusals, HostGuard, LocalOnly, Operations, exact, health, signpost
+from belljar.surfaces.operations import (
+    CountedRefusals,
+    HostGuard,
+    LocalOnly,
+    Operations,
+    SpeakerRefusal,
+    exact,
+    health,
+    signpost,
+)
 from belljar.surfaces.resumable_streams import SessionManager
 from belljar.surfaces.tls import tls_context
 
@@ -210,7 +219,7 @@ def build_app(
             yield
 
     notices = [] if knows_callers(settings) else [Middleware(ProxyNotice)]
-    return Starlette(routes=routes, lifespan=running, middleware=notices)
+    return Starlette(routes=routes, lifespan=running, middleware=[Middleware(SpeakerRefusal), *notices])
 
 
 def most_request_bytes(settings: Settings) -> int:

@@ -25,6 +25,7 @@ from belljar.distribution import own_version
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
+from belljar.servers import SPEAKER_HEADERS
 from belljar.settings import MEBIBYTE
 from belljar.surfaces.auth import is_loopback
 from belljar.surfaces.forwarded import FORWARDED
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _OK: Final = "ok"
+_SPEAKER_HEADERS: Final = frozenset(name.lower().encode() for name in SPEAKER_HEADERS)
 _FRESH_S: Final = 1.0
 
 
@@ -160,6 +162,21 @@ class HostGuard:
         """Refuse the request, or pass it on."""
         refusal = await self._security.validate_request(Request(scope))
         await (refusal or self._app)(scope, receive, send)
+
+
+class SpeakerRefusal:
+    """Middleware that refuses requests that say for whom they ask, as those over a server's own socket do."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or pass it on."""
+        answer = self._app
+        if scope["type"] == "http" and any(name in _SPEAKER_HEADERS for name, _ in scope["headers"]):
+            said = "Headers that say for whom you ask are for the server's own socket; here, credentials say it"
+            answer = JSONResponse({"error": {"code": "forged-speaker", "message": said, "hint": ""}}, status_code=400)
+        await answer(scope, receive, send)
 
 
 def exact(route: Route) -> Route:

@@ -1,0 +1,237 @@
+"""Several servers as one engine: lists are merged, a call goes to the server that has what it names.
+
+What is on disk only, any of them can answer.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from pydantic import JsonValue
+
+from belljar.engine.contract import Access, Engine, SessionFilter, cursor_of
+from belljar.engine.models import (
+    Followed,
+    Health,
+    Server,
+    ServerEvent,
+    SessionEntry,
+    SessionPage,
+    UsageHistory,
+)
+from belljar.engine.remote import CalledEngine, RemoteEngine, ServerGone
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    ExecutionNotFound,
+    QuestionClosed,
+    QuestionNotFound,
+    SessionNotFound,
+)
+from belljar.executions.inbox import InboxQuestion
+from belljar.servers import HTTP_SOCKET
+
+_T = TypeVar("_T")
+_LOOK_S: Final = 2.0
+Places = Callable[[], Awaitable[dict[str, Engine]]]
+"""Returns the servers that there are now, by their names."""
+
+
+def servers_of(data_directory: Path) -> "ManyEngine":
+    """Return the engine of all servers of this user that use a data directory."""
+
+    def find() -> dict[str, Engine]:
+        paths = sorted(data_directory.glob(f"runs/*/{HTTP_SOCKET}"))
+        return {path.parent.name: RemoteEngine(path) for path in paths}
+
+    return ManyEngine(lambda: asyncio.to_thread(find))
+
+
+class ManyEngine(CalledEngine):
+    """An `Engine` of every server among `places`."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    async def _all(self, verb: str, access: Access, **arguments: Any) -> list[tuple[str, Any]]:
+        """Return the answers of all servers that answer, by the names of the servers."""
+        places = await self._places()
+        calls = [getattr(engine, verb)(access, **arguments) for engine in places.values()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = [*zip(places, answers, strict=True)]
+        refusals = [answer for _, answer in found if isinstance(answer, BaseException)]
+        good = [(name, answer) for name, answer in found if not isinstance(answer, BaseException)]
+        if not good:
+            raise next((one for one in refusals if not isinstance(one, ServerGone)), None) or _nobody()
+        return good
+
+    async def _first(
+        self,
+        absence: type[BelljarError] | tuple[type[BelljarError], ...],
+        verb: str,
+        access: Access,
+        **arguments: Any,
+    ) -> Any:
+        """Return the answer of the server that has what is meant, or raise that none has it."""
+        missing: BelljarError | None = None
+        for engine in (await self._places()).values():
+            try:
+                return await getattr(engine, verb)(access, **arguments)
+            except ServerGone:
+                continue
+            except absence as error:
+                missing = error
+        raise missing or _nobody()
+
+    async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
+        """Call the server that has the session or the execution that is named; what names neither, the first one."""
+        return await self._first((SessionNotFound, ExecutionNotFound), verb, access, **arguments)
+
+    # What is put together
+
+    async def health(self, access: Access) -> Health:
+        """See `Engine`. Of several servers the checks have the name of each before them."""
+        answers: list[tuple[str, Health]] = await self._all("health", access)
+        checks = {f"{name} {check}": state for name, health in answers for check, state in health.checks.items()}
+        gauges: dict[str, float] = {}
+        for _, health in answers:
+            for gauge, value in health.gauges.items():
+                gauges[gauge] = gauges.get(gauge, 0) + value
+        own = [server for name, health in answers for server in health.servers if server.name == name]
+        silent = [name for name in await self._places() if name not in dict(answers)]
+        others = [Server(name=name, pid=_pid(name), sessions=0, is_answering=False) for name in silent]
+        is_ready = all(health.status == "ready" for _, health in answers)
+        return Health(
+            status="ready" if is_ready else "not ready",
+            checks=checks,
+            gauges=gauges,
+            limits=answers[0][1].limits,
+            version=answers[0][1].version,
+            servers=[*own, *others],
+        )
+
+    async def servers(self, access: Access) -> list[Server]:
+        """See `Engine`."""
+        return (await self.health(access)).servers
+
+    async def usage(self, access: Access) -> UsageHistory:
+        """See `Engine`. What servers of later start have not measured counts as nothing."""
+        answers: list[tuple[str, UsageHistory]] = await self._all("usage", access)
+        names = {name: None for _, usage in answers for name in usage.gauges}
+        sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
+        return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
+
+    async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
+        """See `Engine`. Cursors are places in time, so they mean the same to every server."""
+        pages: list[tuple[str, SessionPage]] = await self._all(
+            "sessions", access, wanted=wanted, cursor=cursor, limit=limit
+        )
+        # Those that sleep are told by every server.
+        entries = {entry.session_id: entry for _, page in pages for entry in page.items}
+        ordered = sorted(entries.values(), key=lambda entry: (entry.created_at, entry.session_id), reverse=True)
+        shown = ordered[:limit]
+        has_more = len(ordered) > limit or any(page.next for _, page in pages)
+        ends = [page.next for _, page in pages if page.next]
+        after = ",".join(page.after for _, page in pages)
+        if has_more and len(pages) == 1:
+            return SessionPage(items=shown, next=ends[0] if ends else None, after=after)
+        return SessionPage(items=shown, next=_place(shown[-1]) if has_more and shown else None, after=after)
+
+    async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
+        """See `Engine`."""
+        answers = await self._all("questions", access, state=state)
+        found: dict[str, InboxQuestion] = {one.id: one for _, answer in answers for one in answer}
+        return [*found.values()]
+
+    # What happens
+
+    async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
+        """See `Engine`. A place has the place of every server in it; servers that start later join, from the start."""
+        places: dict[str, str] = {}
+        for part in after.split(","):
+            name, _, number = part.rpartition(":")
+            places |= {name: number} if name else {}
+        queue: asyncio.Queue[ServerEvent] = asyncio.Queue(1_000)
+        listening: dict[str, asyncio.Task[None]] = {}
+
+        async def listen(engine: Engine, place: str) -> None:
+            with suppress(ServerGone):
+                async for item in engine.server_events(access, place):
+                    await queue.put(item)
+
+        async def look() -> None:
+            is_from_now = not after
+            while True:
+                for name, engine in (await self._places()).items():
+                    if name not in listening or listening[name].done():
+                        place = "" if is_from_now else f"{name}:{places.get(name, '0')}"
+                        listening[name] = asyncio.ensure_future(listen(engine, place))
+                is_from_now = False
+                await asyncio.sleep(_LOOK_S)
+
+        looking = asyncio.ensure_future(look())
+        try:
+            while True:
+                item = await queue.get()
+                name, _, number = item.id.rpartition(":")
+                places[name] = number
+                place = ",".join(f"{one}:{at}" for one, at in places.items())
+                yield item.model_copy(update={"id": place})
+        finally:
+            tasks = [looking, *listening.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def follow(self, access: Access, session_id: str, after: str = "") -> AsyncGenerator[Followed]:
+        """See `Engine`. Ends when the session's server goes; a reader that comes back finds the next one."""
+        missing: BelljarError | None = None
+        for engine in (await self._places()).values():
+            try:
+                async for item in engine.follow(access, session_id, after):
+                    after = item.id or after
+                    yield item
+            except SessionNotFound as error:
+                missing = error
+            except ServerGone:
+                missing = missing or _nobody()
+            else:
+                return
+        raise missing or _nobody()
+
+    # Acting
+
+    async def answer(
+        self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
+    ) -> InboxQuestion:
+        """See `Engine`."""
+        # A server that has not put the question knows of it from the journal, and says that another one waits for it.
+        absence = (QuestionNotFound, QuestionClosed)
+        return await self._first(absence, "answer", access, question_id=question_id, action=action, values=values)
+
+    async def note_presence(self, access: Access) -> None:
+        """See `Engine`."""
+        await self._all("note_presence", access)
+
+
+def _nobody() -> EngineError:
+    return EngineError("no running server answers", hint="Start one with `belljar serve`")
+
+
+def _summed(series: list[list[float]]) -> list[float]:
+    """Return the sums of values that all end now."""
+    ends = zip_longest(*(reversed(values) for values in series), fillvalue=0.0)
+    return [round(sum(values), 1) for values in ends][::-1]
+
+
+def _pid(name: str) -> int:
+    number = name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _place(entry: SessionEntry) -> str:
+    return cursor_of(f"{datetime.fromisoformat(entry.created_at).timestamp()!r} {entry.session_id}")

@@ -1,0 +1,410 @@
+"""The wire: each verb of the engine as a request of the HTTP API, in one table.
+
+The API's routes and its OpenAPI document are made of it (`surfaces/rest.py`), and so is the engine of another process
+(`remote.py`). Names in a request are those of the verb's arguments, unless the table says otherwise.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_ITEMS, STREAM_CHARS
+from belljar.engine.models import (
+    MAX_LISTED,
+    MAX_REQUIREMENTS,
+    CallEntry,
+    EntryPage,
+    ExecutionEntry,
+    FileListing,
+    Health,
+    NameCompletion,
+    OutputLines,
+    PackageList,
+    Server,
+    SessionDetail,
+    SessionEntry,
+    SessionPage,
+    TableRows,
+    UsageHistory,
+    VariableList,
+)
+from belljar.errors import InvalidArgument
+from belljar.executions.inbox import InboxQuestion
+from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
+from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+
+PREFIX: Final = "/api/v1"
+JSON: Final = "application/json"
+BYTES: Final = "application/octet-stream"
+STREAM: Final = "text/event-stream"
+NOTEBOOKS: Final = "application/x-ipynb+json, text/html, text/x-python, text/markdown"
+IN_PATH: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+"""An argument in a path, with the form that the routes of Starlette give it."""
+_SESSION: Final = "/sessions/{session_id}"
+_EXECUTION: Final = "/executions/{execution_id}"
+
+
+# What requests say
+
+
+class NewSession(Model):
+    """A session to open."""
+
+    environment: str = ""
+    reason: str = Field("", max_length=200)
+
+
+class NewCell(Model):
+    """A cell to run."""
+
+    code: str
+    timeout_s: float | None = Field(None, gt=0)
+
+
+class NewPackages(Model):
+    """Packages to install: names with an optional version, like pandas>=2."""
+
+    packages: list[str] = Field(min_length=1, max_length=MAX_REQUIREMENTS)
+
+
+class CompletionRequest(Model):
+    """Code that somebody types, and where in it they are, in characters."""
+
+    code: str = Field(max_length=MAX_COMPLETED_CHARS)
+    cursor: int = Field(ge=0)
+
+
+class ForkRequest(Model):
+    """Where to fork a session: before the execution `at`, or where it is now."""
+
+    at: str = ""
+
+
+class RewindRequest(Model):
+    """The execution before which the session goes on."""
+
+    to: str
+
+
+class QuestionAnswer(Model):
+    """The answer to a question."""
+
+    action: Literal["accept", "decline"]
+    values: dict[str, JsonValue] = {}
+
+
+# What answers say that is no model of its own
+
+
+class Queued(Model):
+    """A cell that was accepted."""
+
+    execution_id: str
+
+
+class Installing(Model):
+    """The cell that installs packages. Its output and its end are events of the session."""
+
+    execution_id: str
+
+
+class InterruptedList(Model):
+    """The executions that were stopped."""
+
+    interrupted: list[str]
+
+
+class EventPage(Model):
+    """Output events in order."""
+
+    items: list[OutputEvent]
+    next: int | None = None
+    """What to pass as `since` for those that follow; null when there are no more yet."""
+
+
+class Excerpt(Model):
+    """Output events in order, head and tail of their text."""
+
+    items: list[OutputEvent]
+
+
+class Blocks(Model):
+    """Cursors of a list, the latest first."""
+
+    items: list[str]
+
+
+class Servers(Model):
+    """The servers of the data directory."""
+
+    items: list[Server]
+
+
+class Calls(Model):
+    """Tool calls in order."""
+
+    items: list[CallEntry]
+
+
+class Decisions(Model):
+    """Decisions of the policy, newest first."""
+
+    items: list[dict[str, JsonValue]]
+
+
+class Questions(Model):
+    """Questions to a person."""
+
+    items: list[InboxQuestion]
+
+
+class ProblemDetail(Model):
+    """What is wrong, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class ApiProblem(Model):
+    """The answer to a request that was refused."""
+
+    error: ProblemDetail
+
+
+# The table
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter in the query of an operation."""
+
+    meaning: str
+    default: str | int = ""
+    least: int = 0
+    most: int = 2**31
+    argument: str = ""
+    """The verb's argument, where it has another name."""
+
+    def read(self, name: str, text: str | None) -> str | int:
+        """Return the value, or refuse one of another form."""
+        if text is None or (text == "" and isinstance(self.default, int)):
+            return self.default
+        if isinstance(self.default, str):
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not self.least <= int(text) <= self.most:
+            raise InvalidArgument(
+                f"{name} is {text[:64]!r}", hint=f"Pass a whole number from {self.least} to {self.most}"
+            )
+        return int(text)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        if isinstance(self.default, str):
+            return {"type": "string", "default": self.default}
+        return {"type": "integer", "default": self.default, "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the table."""
+
+    verb: str
+    """The method of the engine that answers."""
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    summary: str
+    answer: type[Model] | None = None
+    query: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
+    body: type[Model] | None = None
+    status: int = 200
+    media: str = JSON
+    wrapped: str = ""
+    """The field of the answer that has what the verb returns; empty where that is the answer itself."""
+
+    @property
+    def names_in_path(self) -> list[str]:
+        """Return the arguments that the path names."""
+        return IN_PATH.findall(self.path)
+
+
+LIMIT: Final = Parameter("How many items at most", 50, 1, MAX_ITEMS)
+CURSOR: Final = Parameter("The `next` of the page before")
+_AFTER: Final = Parameter("The id of the last event that the reader has")
+
+OPERATIONS: Final = (
+    Operation("servers", "GET", "/servers", "The servers of the data directory", Servers, wrapped="items"),
+    Operation("health", "GET", "/health", "Checks and gauges", Health),
+    Operation("usage", "GET", "/usage", "What sessions used in the last 15 minutes", UsageHistory),
+    Operation(
+        "sessions",
+        "GET",
+        "/sessions",
+        "Sessions, newest first",
+        SessionPage,
+        {
+            "state": Parameter("running, idle, fresh, asleep or gone"),
+            "owner": Parameter("Of this owner only; for operators"),
+            "q": Parameter("Text in id, reason, environment or owner", argument="text"),
+            "cursor": CURSOR,
+            "limit": LIMIT,
+        },
+    ),
+    Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
+    Operation("session", "GET", _SESSION, "One session", SessionDetail),
+    Operation("end", "DELETE", _SESSION, "End a session and delete all of it", status=204),
+    Operation(
+        "executions",
+        "GET",
+        f"{_SESSION}/executions",
+        "Executions, newest first, without output",
+        EntryPage[ExecutionEntry],
+        {"cursor": CURSOR, "limit": LIMIT},
+    ),
+    Operation(
+        "blocks",
+        "GET",
+        f"{_SESSION}/blocks",
+        "Cursors of the further pages of its executions, the latest first",
+        Blocks,
+        {"size": Parameter("How many executions a page has", 50, 1, MAX_ITEMS)},
+        wrapped="items",
+    ),
+    Operation(
+        "run_cell",
+        "POST",
+        f"{_SESSION}/executions",
+        "Run a cell; with the header Idempotency-Key, once",
+        Queued,
+        body=NewCell,
+        status=202,
+        wrapped="execution_id",
+    ),
+    Operation(
+        "complete",
+        "POST",
+        f"{_SESSION}/complete",
+        "Names that fit at a place in code; none while the session is busy or asleep",
+        NameCompletion,
+        body=CompletionRequest,
+    ),
+    Operation(
+        "interrupt",
+        "POST",
+        f"{_SESSION}/interrupt",
+        "Stop what runs and waits",
+        InterruptedList,
+        wrapped="interrupted",
+    ),
+    Operation("fork", "POST", f"{_SESSION}/fork", "Fork it", SessionFork, body=ForkRequest, status=201),
+    Operation("rewind", "POST", f"{_SESSION}/rewind", "Rewind it", Rewinding, body=RewindRequest),
+    Operation(
+        "files",
+        "GET",
+        f"{_SESSION}/files",
+        "Files and folders in a folder, by name",
+        FileListing,
+        {"path": Parameter("A folder"), "after": Parameter("A name")},
+    ),
+    Operation("read_part", "GET", f"{_SESSION}/files/{{name:path}}", "A file", media=BYTES),
+    Operation("write_file", "PUT", f"{_SESSION}/files/{{name:path}}", "Write a file", status=204),
+    Operation("delete_file", "DELETE", f"{_SESSION}/files/{{name:path}}", "Delete a file", status=204),
+    Operation(
+        "variables",
+        "GET",
+        f"{_SESSION}/variables",
+        "Its variables; while it is busy or asleep, their names",
+        VariableList,
+        {"offset": Parameter("After so many", 0), "limit": Parameter("How many", 500, 1, MAX_LISTED)},
+    ),
+    Operation(
+        "rows",
+        "GET",
+        f"{_SESSION}/variables/{{name:path}}/rows",
+        "Rows of a DataFrame, a Series, an array or a list of dictionaries",
+        TableRows,
+        {
+            "offset": Parameter("After so many rows", 0),
+            "limit": Parameter("How many rows", 100, 1, MAX_ROWS),
+            "order": Parameter("POSITION:asc or POSITION:desc of the column to sort by"),
+            "columns": Parameter(f"FIRST:LAST, the positions of columns; {MAX_COLUMNS} at most", "0:30"),
+        },
+    ),
+    Operation("packages", "GET", f"{_SESSION}/packages", "What its code can import", PackageList),
+    Operation(
+        "install",
+        "POST",
+        f"{_SESSION}/packages",
+        "Install packages by a cell",
+        Installing,
+        body=NewPackages,
+        status=202,
+        wrapped="execution_id",
+    ),
+    Operation("notebook", "GET", f"{_SESSION}/notebook.{{form}}", "As ipynb, html, py or md", media=NOTEBOOKS),
+    Operation(
+        "follow", "GET", f"{_SESSION}/events", "Cells and output as they come", None, {"after": _AFTER}, media=STREAM
+    ),
+    Operation("execution", "GET", _EXECUTION, "One execution, without output", ExecutionEntry),
+    Operation("result", "GET", f"{_EXECUTION}/result", "What its client was told", ExecutionResult),
+    Operation(
+        "output",
+        "GET",
+        f"{_EXECUTION}/events",
+        "Output events",
+        EventPage,
+        {"since": Parameter("After this number", 0), "limit": Parameter("How many", 500, 1, 500)},
+    ),
+    Operation("event", "GET", f"{_EXECUTION}/events/{{sequence:int}}", "One output event", OutputEvent),
+    Operation(
+        "excerpt",
+        "GET",
+        f"{_EXECUTION}/excerpt",
+        "Its output, head and tail of the text",
+        Excerpt,
+        {
+            "upto": Parameter("Up to this number of an event; 0 for all", 0),
+            "chars": Parameter("How many characters of text", STREAM_CHARS, 1, 1_000_000),
+        },
+        wrapped="items",
+    ),
+    Operation(
+        "lines",
+        "GET",
+        f"{_EXECUTION}/lines",
+        "Lines of its printed output",
+        OutputLines,
+        {
+            "first": Parameter("The first line", 1, 1),
+            "count": Parameter("How many", 200, 1, 1_000),
+            "q": Parameter("Text to look for", argument="search"),
+        },
+    ),
+    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Calls, wrapped="items"),
+    Operation("decisions", "GET", f"{_EXECUTION}/decisions", "The policy's decisions", Decisions, wrapped="items"),
+    Operation("display", "GET", f"{_EXECUTION}/displays/{{name}}", "The file of a display", media=BYTES),
+    Operation(
+        "decisions",
+        "GET",
+        "/decisions",
+        "The policy's decisions, newest first",
+        Decisions,
+        {"limit": LIMIT},
+        wrapped="items",
+    ),
+    Operation(
+        "questions",
+        "GET",
+        "/questions",
+        "Questions to a person",
+        Questions,
+        {"state": Parameter("waiting or ended", "waiting")},
+        wrapped="items",
+    ),
+    Operation("answer", "POST", "/questions/{question_id:path}", "Answer one", InboxQuestion, body=QuestionAnswer),
+    Operation("note_presence", "POST", "/presence", "Say that somebody who may answer questions is there", status=204),
+    Operation("server_events", "GET", "/events", "What happens to sessions", None, {"after": _AFTER}, media=STREAM),
+)
