@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalIndex:
     """An index that uv takes for its own; packages of the server's environment are not used instead of it."""
-    monkeypatch.setattr(ipython_support, "own_packages", lambda *_: [])
+    monkeypatch.setattr(ipython_support, "server_packages", lambda *_: [])
     (tmp_path / "index").mkdir()
     index = LocalIndex(tmp_path / "index")
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)

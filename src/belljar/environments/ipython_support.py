@@ -7,19 +7,24 @@ that it hides nothing.
 
 import hashlib
 import logging
-from collections.abc import Callable
-from pathlib import Path
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path, PurePosixPath
 
 from anyio import to_thread
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from belljar.environments.base import Interpreter, end_of, run_briefly
 from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_packages import PackageFolder
-from belljar.environments.own_packages import copy_packages, own_packages
 from belljar.environments.uv import run_uv
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree
-from belljar.files.private import make_missing
+from belljar.files.private import make_folder, make_missing, shown_mode
 from belljar.settings import Settings
 
 # The newest that each Python can have: IPython 8.18 is the last one for 3.9. Sessions hibernate to disk with
@@ -89,9 +94,9 @@ async def _make(folder: Path, interpreter: Interpreter, on_progress: Callable[[s
                 return
             unfinished = folder.with_name(f".{folder.name}.unfinished")
             await to_thread.run_sync(remove_tree, unfinished)
-            if packages := await to_thread.run_sync(own_packages, interpreter, REQUIREMENTS):
+            if packages := await to_thread.run_sync(server_packages, interpreter, REQUIREMENTS):
                 tell(f"copying the server's IPython for Python {version}, once")
-                await to_thread.run_sync(copy_packages, packages, unfinished)
+                await to_thread.run_sync(_copy_packages, packages, unfinished)
             else:
                 tell(f"fetching IPython for Python {version}, once")
                 await _fetch(unfinished, interpreter, lock, tell)
@@ -120,6 +125,66 @@ async def _fetch(folder: Path, interpreter: Interpreter, lock: int, tell: Callab
             f"{interpreter.executable} ipython; on a host without an index set UV_OFFLINE=1, and UV_FIND_LINKS to a "
             "folder of wheels",
         )
+
+
+# The server needs IPython and cloudpickle itself, so wherever it is installed they are there too, also on a host
+# without an index. An interpreter of the same kind can use the very same files.
+
+
+def server_packages(interpreter: Interpreter, requirements: Sequence[str]) -> list[Distribution]:
+    """Return the server's packages that satisfy the requirements, with all that they need; none where that is not so.
+
+    None are returned for an interpreter of another version or platform either.
+    """
+    ours = f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
+    if interpreter.tag != ours or interpreter.release != sys.version_info[:2]:
+        return []
+    found: dict[str, Distribution] = {}
+    wanted = [Requirement(requirement) for requirement in requirements]
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            return []
+        if not requirement.specifier.contains(package.version, prereleases=True) or not package.files:
+            return []
+        if name not in found:
+            found[name] = package
+            wanted += _needs(package)
+    return [*found.values()]
+
+
+def _copy_packages(packages: Sequence[Distribution], folder: Path) -> None:
+    """Copy the files of packages into a folder, without their commands; `OSError` if that cannot be done."""
+    for package in packages:
+        for file in package.files or []:
+            source = Path(str(package.locate_file(file)))
+            # Commands and manuals lie above the packages, and nobody calls them in there.
+            if ".." in PurePosixPath(file).parts or not source.is_file():
+                continue
+            target = folder / file
+            _make_shown(target.parent)
+            shutil.copy2(source, target)
+            target.chmod(shown_mode(is_folder=False))
+
+
+def _make_shown(folder: Path) -> None:
+    """Make a folder that sessions can read, whatever the umask is, and the missing ones above it."""
+    if not folder.is_dir():
+        _make_shown(folder.parent)
+        make_folder(folder, shown_mode(is_folder=True))
+
+
+def _needs(package: Distribution) -> Iterator[Requirement]:
+    for text in package.requires or []:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
 
 
 def _has(interpreter: Interpreter, name: str) -> bool:
