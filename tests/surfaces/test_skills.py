@@ -179,11 +179,11 @@ async def test_a_folder_of_the_session_becomes_a_skill_with_its_servers_on_recor
 async def test_a_client_that_verifies_everything_accepts_every_skill(runtime: Runtime, era: str):
     async with connected(runtime, era) as caller:
         skills = {entry["frontmatter"]["name"]: entry for entry in await listed(caller.client)}
-        assert {"pdf-pages", "mail-merge", "words", "sales-report"} <= {*skills}
+        assert {"pdf-pages", "mail-merge", "words"} <= {*skills}
         assert skills["mail-merge"]["uri"] == "skill://group/mail-merge/SKILL.md"
         for entry in skills.values():
             await accept(caller.client, entry)
-        assert skills["sales-report"]["frontmatter"]["description"].startswith("Counts sales")
+        assert skills["words"]["frontmatter"]["description"] == "Only words."
         for method, uri in (
             ("skills/get", "skill://nothing/SKILL.md"),
             ("skills/get", "skill://pdf-pages/scripts/page.py"),
