@@ -5,7 +5,6 @@ package `belljar_runner`. It is single-threaded and makes no selector, socket or
 zygote can build the shell once and fork kernels from it.
 """
 
-from . import cell_names as cell_names  # first, before the modules that have these names in their code
 from . import fork_hooks
 
 fork_hooks.watch()  # before anything that registers hooks is imported
