@@ -1,20 +1,14 @@
 """Puts side by side what forks of this process write to, because each page that a fork writes to is copied for it.
 
-Two things spread a fork's writes over the heap. New objects go into gaps, which imports have left everywhere. And a
-function that runs writes to itself and its code object, which lie among those of its module that never run.
+Imports have left gaps everywhere in the heap, and the new objects of a fork would go into them.
 """
 
 import ctypes
-import gc
 import os
 import re
 import sys
 import time
-import types
-import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 _HEADER_BYTES = sys.getsizeof(b"")
 _SMALLEST_BYTES = 16
@@ -28,69 +22,6 @@ _LARGEST_CACHED_BYTES, _CACHED_STEP_BYTES, _CACHED_CHUNKS = 1_040, 16, 7
 """What the GNU C library caches for a thread: seven chunks of each size."""
 
 _fillers: "list[Any]" = []
-
-
-@contextmanager
-def observed_code() -> "Generator[set[types.CodeType], None, None]":
-    """Give the set of the code objects that run in the block, complete after it."""
-    found: set[types.CodeType] = set()
-    sys.setprofile(lambda frame, event, _: found.add(frame.f_code) if event == "call" else None)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
-
-
-def renew_code(hot: "set[types.CodeType]") -> None:
-    """Give functions new code objects that are equal to their old ones, one after the other in memory."""
-    for function in [one for one in gc.get_objects() if type(one) is types.FunctionType and one.__code__ in hot]:
-        function.__code__ = _renewed(function.__code__)
-
-
-def _renewed(code: types.CodeType) -> types.CodeType:
-    """Return an equal code object, and renew those among its constants: of inner functions and comprehensions."""
-    constants = tuple(_renewed(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
-    return code.replace(co_consts=constants)
-
-
-def move_functions(hot: "set[types.CodeType]") -> None:
-    """Replace functions by equal ones that lie side by side, because a call writes to its function.
-
-    Only where nobody can tell: where modules and classes hold all references to a function, so that all are replaced.
-    A session of Python 3.11 copies 27 pages less, and a state of it that is kept 10.
-    """
-    functions, places = _find_functions(hot)
-    for function in functions.values():
-        known = places[id(function)]
-        # Three more: `functions`, which keeps the old ones until all new ones are made, `function`, and the argument.
-        if sys.getrefcount(function) == len(known) + 3 and not weakref.getweakrefcount(function):
-            moved = _moved(function)
-            for owner, name in known:
-                set_attribute: Any = object.__setattr__ if type(owner) is types.ModuleType else type.__setattr__
-                set_attribute(owner, name, moved)
-
-
-def _find_functions(hot: "set[types.CodeType]") -> "tuple[dict[int, Any], dict[int, list[tuple[Any, str]]]]":
-    """Return the functions with this code, by id, and which modules and classes have them under which names."""
-    modules = {id(one): one for one in [*sys.modules.values()] if type(one) is types.ModuleType}  # some have two names
-    owners: list[Any] = [*modules.values(), *(one for one in gc.get_objects() if issubclass(type(one), type))]
-    functions: dict[int, Any] = {}
-    places: dict[int, list[tuple[Any, str]]] = {}
-    for owner in owners:
-        for name, value in cast("dict[str, Any]", vars(owner)).items():
-            if type(value) is types.FunctionType and value.__code__ in hot:
-                functions[id(value)] = value
-                places.setdefault(id(value), []).append((owner, name))
-    return functions, places
-
-
-def _moved(function: types.FunctionType) -> types.FunctionType:
-    code, names, closure = function.__code__, function.__globals__, function.__closure__
-    moved = types.FunctionType(code, names, function.__name__, function.__defaults__, closure)
-    for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__"):
-        setattr(moved, name, getattr(function, name))
-    vars(moved).update(vars(function))
-    return moved
 
 
 def fill_gaps() -> None:

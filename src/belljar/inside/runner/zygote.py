@@ -287,21 +287,11 @@ def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> Non
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _draw_once()
     runner.prepare()
-    with compaction.observed_code() as all_kinds:
-        rehearse(runner, CELLS)
-    with compaction.observed_code() as plain:
-        rehearse(runner, PLAIN_CELLS)
-    with compaction.observed_code() as starting:
-        rehearse_start()
+    rehearse(runner, CELLS)
+    rehearse_start()
     gc.collect()
     compaction.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
-    if sys.version_info < (3, 12):  # later ones do not write to functions, see `page_sharing`
-        compaction.move_functions(plain)
-        compaction.move_functions(starting - plain)
-    compaction.renew_code(plain)
-    compaction.renew_code(starting - plain)
-    compaction.renew_code(all_kinds - starting - plain)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
     ctypes.pythonapi.PyType_ClearCache()
