@@ -4,7 +4,3 @@ It imports nothing of belljar, so that it runs in any environment that has IPyth
 package `belljar_runner`. It is single-threaded and makes no selector, socket or lock before `Runner.attach`, so that a
 zygote can build the shell once and fork kernels from it.
 """
-
-from . import fork_hooks
-
-fork_hooks.watch()  # before anything that registers hooks is imported

@@ -9,6 +9,7 @@ import _socket
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
 import os
 import random
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import fork, fork_hooks
+from . import fork
 
 # Not CDLL, which would release the interpreter's lock: the functions of Python need it.
 _python: Any = ctypes.PyDLL(None, use_errno=True)
@@ -64,6 +65,23 @@ def _clone_arguments() -> "tuple[Any, ...]":
     return (number, ctypes.c_ulong(flags), None, None, *((thread_id, None) if is_tls_last else (None, thread_id)))
 
 
+_has_session_hooks = False
+"""Whether the session has registered fork hooks, which nothing but `watch_hooks` tells."""
+
+
+def watch_hooks() -> None:
+    """Count what is registered with `os.register_at_fork` from now on as the session's."""
+    register: Any = os.register_at_fork
+
+    @functools.wraps(register)
+    def register_at_fork(**hooks: Any) -> None:
+        global _has_session_hooks  # of this process
+        register(**hooks)
+        _has_session_hooks = True
+
+    os.register_at_fork = register_at_fork
+
+
 Send = Callable[["list[bytes]"], None]
 
 _clone_of_main_thread = _clone_arguments()
@@ -81,7 +99,7 @@ def fork_checkpoint(descriptor: int, ready: bytes, send: "Send", answer: "list[b
     sock = _socket.socket(fileno=descriptor)
     sock.settimeout(None)  # a cell may have called `socket.setdefaulttimeout`, which new sockets take over
     try:
-        may_defer = not has_threads and not fork_hooks.has_session_hooks()
+        may_defer = not has_threads and not _has_session_hooks
         return (_fork_deferring_hooks if may_defer else _fork_running_hooks)(sock, ready, send, answer)
     finally:
         sock.detach()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import fork_hooks, setns, vfork
+from . import setns, vfork
 from .channel import Channel
 
 SOCKET, STDOUT, STDERR, STATUS = range(4)
@@ -99,7 +99,7 @@ def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]
         thread = threading.get_ident()
         _forking_threads.add(thread)
         try:
-            child = fork_hooks.fork() if fork_hooks.can_leave_out() else os.fork()
+            child = os.fork()
         finally:
             _forking_threads.discard(thread)
         if child == 0:

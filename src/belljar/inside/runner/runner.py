@@ -29,7 +29,6 @@ from . import (
     event_loop,
     figures,
     fork,
-    fork_hooks,
     fork_losses,
     gpu,
     interpreter_state,
@@ -38,7 +37,7 @@ from . import (
     variables,
 )
 from .channel import Channel, encode_stream
-from .checkpoint import fork_checkpoint
+from .checkpoint import fork_checkpoint, watch_hooks
 from .host_link import HostLink
 from .pristine import no_traces
 from .shell import ZMQShell, build_shell, direct_outputs
@@ -91,7 +90,7 @@ class Runner(HostLink):
         self.shell.ask_form = self._ask_form
         self.shell.is_forked = lambda: self.channel.is_forked()
         os.register_at_fork(after_in_child=self._close_in_child)
-        fork_hooks.begin_session()
+        watch_hooks()
         builtins.input = self._input
         getpass.getpass = self._getpass
 
