@@ -118,30 +118,6 @@ for name in os.listdir('/proc/self/fd'):
         seen |= objects
 
 
-async def test_a_session_that_awaits_nothing_has_no_loop_to_show_for_it(forking_place: ForkingPlace) -> None:
-    code = """
-import asyncio, os
-names = os.listdir('/proc/self/fd')
-before = sorted(os.readlink('/proc/self/fd/' + name).partition(':')[0] for name in names if name not in names[4:])
-loop = asyncio.get_event_loop()
-print(before, loop.is_running(), loop.time() > 0)
-"""
-    async with forking_place.open("ipython", "idle") as kernel:
-        assert await tell(kernel, code) == "['pipe', 'pipe', 'pipe', 'socket'] False True\n"
-        # A thread may be the first who needs it, and a handler of signals.
-        code = """
-import asyncio, os, signal, threading
-loop, got = asyncio.get_event_loop(), asyncio.Event()
-thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(print, 'from a thread'))
-thread.start()
-thread.join()
-loop.add_signal_handler(signal.SIGUSR1, got.set)
-os.kill(os.getpid(), signal.SIGUSR1)
-await got.wait()
-"""
-        assert await tell(kernel, code) == "from a thread\n"
-
-
 async def test_the_loop_of_a_session_is_of_the_class_that_nest_asyncio_patches_for_all_loops(
     forking_place: ForkingPlace,
 ) -> None:
@@ -153,43 +129,6 @@ print(await other(), type(asyncio.get_event_loop()) is asyncio.SelectorEventLoop
 """
     async with forking_place.open("ipython", "nested") as kernel:
         assert await tell(kernel, code) == "inside True\n"
-
-
-async def test_threads_that_ask_for_the_loop_at_once_get_the_same(forking_place: ForkingPlace) -> None:
-    code = """
-import asyncio, threading
-loop, got, barrier = asyncio.get_event_loop(), [], threading.Barrier(8)
-def ask():
-    barrier.wait()
-    loop.call_soon_threadsafe(got.append, loop._csock)
-threads = [threading.Thread(target=ask) for _ in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-"""
-    for number in range(5):
-        async with forking_place.open("ipython", f"threads-{number}") as kernel:
-            assert await tell(kernel, code) == ""
-            seen = "await asyncio.sleep(0)\nprint(len(got), len({*map(id, got)}), loop._internal_fds)"
-            assert await tell(kernel, seen) == "8 1 1\n"
-
-
-async def test_a_loop_that_could_not_be_made_for_want_of_descriptors_can_be_made_later(
-    forking_place: ForkingPlace,
-) -> None:
-    code = """
-import asyncio, os, time
-taken = []
-try:
-    while True: taken.append(os.dup(0))
-except OSError: os.close(taken.pop())
-loop = asyncio.get_event_loop()
-try: loop.run_until_complete(asyncio.sleep(0))
-except OSError as error: print(error.strerror)
-for descriptor in taken: os.close(descriptor)
-print(loop.run_until_complete(asyncio.to_thread(time.sleep, 0.3)))
-"""
-    async with forking_place.open("ipython", "full") as kernel:
-        assert await tell(kernel, code) == "Too many open files\nNone\n"
 
 
 async def test_a_forked_session_knows_its_own_thread(siblings: list[Kernel]) -> None:

@@ -9,8 +9,6 @@ import selectors
 import sys
 from typing import Any, cast
 
-from . import event_loop
-
 
 def move_modules(old: str, new: str) -> None:
     """Replace a package folder by another in paths and loaded modules, so that modules find their files there."""
@@ -48,9 +46,6 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
     given: Any = loop
     if loop.is_closed():
         return loop
-    if not event_loop.is_made(loop):
-        given._default_executor = None
-        return loop
     if not all(hasattr(given, name) for name in ("_selector", "_make_self_pipe", "_ssock", "_csock", "_internal_fds")):
         return asyncio.new_event_loop()
     # Do not unregister from or close the old selector, because that would change the origin's.
@@ -64,8 +59,6 @@ def own_loop(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
 def loop_descriptors(loop: asyncio.AbstractEventLoop) -> "set[int]":
     """Return the event loop's own sockets, which a fork replaces."""
     found: set[int] = set()
-    if not event_loop.is_made(loop):
-        return found
     for name in ("_ssock", "_csock"):  # no comprehension, see `fork.names_in`
         if (end := getattr(loop, name, None)) is not None:
             found.add(end.fileno())

@@ -26,7 +26,6 @@ from typing import Any
 
 from . import (
     comms,
-    event_loop,
     figures,
     fork,
     fork_losses,
@@ -71,8 +70,6 @@ class Runner(HostLink):
         self.is_checkpoint = False
         self._finished: dict[str, Any] | None = None
         self._wakeup: asyncio.Future[None] | None = None
-        self.prepared_loop: asyncio.AbstractEventLoop | None = None
-        """An event loop that was made before the fork, for the fork, without anything that forks must not share."""
 
     def prepare(self) -> None:
         """Put our streams into `sys`, and our functions into the shell, `builtins` and `getpass`.
@@ -98,7 +95,7 @@ class Runner(HostLink):
         """Connect to the host. Everything that must not exist before a fork is made here."""
         self.channel = channel
         self.interrupts.install()
-        self.loop, self.prepared_loop = self.prepared_loop or event_loop.new_loop(), None
+        self.loop = asyncio.new_event_loop()
         self.channel.send(_READY)
 
     def serve(self, environment: dict[str, str]) -> None:

@@ -26,7 +26,6 @@ from typing import Any
 
 from . import (
     compaction,
-    event_loop,
     fork,
     fork_losses,
     interpreter_state,
@@ -51,7 +50,6 @@ class ZygoteRunner:
         self.failed = import_all(modules)
         self._folders: list[str] = []
         run_first_times(self.runner, self._rehearse_start)
-        self.runner.prepared_loop = event_loop.shareable_loop()
         self._folders = home_folders()
         self._thread_setters = find_thread_setters()
         self._threads = 1
