@@ -36,7 +36,7 @@ from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import HostPathProvider, Provider
 from belljar.sandboxes.handover import HandoverProvider
-from belljar.sandboxes.host_memory import memory_shortage
+from belljar.sandboxes.limits.host_memory import memory_shortage
 from belljar.servers import Run, is_living, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.registry import Registry, open_registry

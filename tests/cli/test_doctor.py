@@ -14,10 +14,10 @@ from belljar.cli.findings import HostFinding, report
 from belljar.environments import Environment
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
-from belljar.sandboxes.cgroup_discovery import read_control_groups
 from belljar.sandboxes.container.provider import ContainerProvider
-from belljar.sandboxes.limit_trials import LimitTrial
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limits.enforcement import Enforcer
+from belljar.sandboxes.limits.trials import LimitTrial
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.settings import Settings
 from local_index import IndexedPackages

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_cgroup_discovery import unified
 
-from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
+from belljar.sandboxes.limits.host_memory import memory_allowance_mb, memory_shortage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts file systems")
 

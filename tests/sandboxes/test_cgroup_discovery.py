@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups, read_control_groups
 
 
 def process(tmp_path: Path, mounts: list[str], membership: str) -> Path:

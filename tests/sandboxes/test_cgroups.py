@@ -13,12 +13,12 @@ import pytest
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
-from belljar.sandboxes.cgroups import ControlGroup, GroupV1
-from belljar.sandboxes.limit_trials import try_limits
-from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.server_groups import PREFIX, ServerGroups
-from belljar.sandboxes.systemd_scope import find_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups
+from belljar.sandboxes.limits.cgroups import ControlGroup, GroupV1
+from belljar.sandboxes.limits.enforcement import Enforcer
+from belljar.sandboxes.limits.server_groups import PREFIX, ServerGroups
+from belljar.sandboxes.limits.systemd_scope import find_control_groups
+from belljar.sandboxes.limits.trials import try_limits
 
 LIMITS = Limits(memory_mb=100, cpus=1.5, processes=20)
 FILES = {

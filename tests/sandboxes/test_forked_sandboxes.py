@@ -16,7 +16,7 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, read_to_end, read_until, run
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, ForkableProvider, ForkedSandbox, Identity, Limits
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.namespace import hardening, namespaces, trial
 from belljar.sandboxes.namespace import provider as namespace_provider
 from belljar.sandboxes.namespace import sandbox as namespace_sandbox

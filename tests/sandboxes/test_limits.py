@@ -11,12 +11,12 @@ from anyio import run_process
 from trials import PYTHON, READABLE, run, usable
 
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
-from belljar.sandboxes.cgroup_discovery import ControlGroups
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.cgroup_discovery import ControlGroups
+from belljar.sandboxes.limits.enforcement import Enforcer
+from belljar.sandboxes.limits.server_groups import PREFIX
+from belljar.sandboxes.limits.systemd_scope import find_control_groups
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.process import ProcessProvider
-from belljar.sandboxes.server_groups import PREFIX
-from belljar.sandboxes.systemd_scope import find_control_groups
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ import asyncio, os, subprocess, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.enforcement import Enforcer
 
 async def main():
     enforcement = Enforcer().enforce("s", Limits(memory_mb=4000))

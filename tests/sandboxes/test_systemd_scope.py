@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes import systemd_scope
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
-from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.systemd_scope import groups_advice, request_scope, supervisor_groups
+from belljar.sandboxes.limits import systemd_scope
+from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups
+from belljar.sandboxes.limits.enforcement import Enforcer
+from belljar.sandboxes.limits.systemd_scope import groups_advice, request_scope, supervisor_groups
 
 BUSCTL = """#!/bin/sh
 echo "$@" >> {log}

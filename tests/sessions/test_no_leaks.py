@@ -16,7 +16,7 @@ import pytest
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
 from belljar.runtime import Runtime, open_runtime
-from belljar.sandboxes.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints
 from belljar.sessions.session import Session
 from belljar.settings import Settings

@@ -11,7 +11,7 @@ import httpx
 from mcp import Client
 
 from belljar.environments import Environment
-from belljar.sandboxes.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from serving_process import alive, http_server, serve_over_http, supervisors, tree
 from waiting import until
 

@@ -14,7 +14,7 @@ from calls import Caller
 from mcp import Client
 
 from belljar.environments import Environment
-from belljar.sandboxes.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from serving_process import alive, http_server, serve_over_http, tree
 from waiting import until
 

@@ -15,7 +15,7 @@ from calls import ERAS, Caller, connected, held, opened_runtime, session_in, tex
 from belljar.environments import Environment
 from belljar.files import disk_usage
 from belljar.runtime import Runtime
-from belljar.sandboxes.cgroup_discovery import read_control_groups
+from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from belljar.sessions import checkpoints
 from waiting import until
 

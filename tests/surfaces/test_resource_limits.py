@@ -10,8 +10,8 @@ from belljar.environments import Environment
 from belljar.files import disk_usage
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
-from belljar.sandboxes.server_groups import PREFIX
-from belljar.sandboxes.systemd_scope import find_control_groups
+from belljar.sandboxes.limits.server_groups import PREFIX
+from belljar.sandboxes.limits.systemd_scope import find_control_groups
 from waiting import until
 
 pytestmark = pytest.mark.anyio

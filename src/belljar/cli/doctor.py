@@ -35,8 +35,8 @@ from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_p
 from belljar.sandboxes import providers
 from belljar.sandboxes.base import HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
-from belljar.sandboxes.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.installed import ask_checks
+from belljar.sandboxes.limits.host_memory import memory_allowance_mb, memory_shortage
 from belljar.settings import Settings, load_command_settings, parse_key, unread_files
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes

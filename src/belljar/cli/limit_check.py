@@ -4,10 +4,10 @@ import asyncio
 import logging
 
 from belljar.sandboxes.base import HostCheck
-from belljar.sandboxes.cgroup_discovery import CONTROLLERS, ControlGroups
-from belljar.sandboxes.limit_trials import LimitTrial, try_limits
-from belljar.sandboxes.limits import Enforcer
-from belljar.sandboxes.systemd_scope import request_scope
+from belljar.sandboxes.limits.cgroup_discovery import CONTROLLERS, ControlGroups
+from belljar.sandboxes.limits.enforcement import Enforcer
+from belljar.sandboxes.limits.systemd_scope import request_scope
+from belljar.sandboxes.limits.trials import LimitTrial, try_limits
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 

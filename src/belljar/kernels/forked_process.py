@@ -27,7 +27,7 @@ from belljar.kernels.base import KernelCheckpoint
 from belljar.kernels.wire import Wire
 from belljar.sandboxes.base import HOLD, ForkedSandbox, NamespaceEntry, Sandbox
 from belljar.sandboxes.child import open_pidfd
-from belljar.sandboxes.limits import OOM_SCORE
+from belljar.sandboxes.limits.enforcement import OOM_SCORE
 
 UNKNOWN_STATUS = 256
 """The exit status of a process whose end nobody could report."""

@@ -22,7 +22,7 @@ class OwnProviders:
         from belljar.sandboxes.container.provider import ContainerProvider
         from belljar.sandboxes.data_path import DataPath
         from belljar.sandboxes.gvisor.provider import GVisorProvider
-        from belljar.sandboxes.limits import Enforcer
+        from belljar.sandboxes.limits.enforcement import Enforcer
         from belljar.sandboxes.microvm import MicroVMProvider
         from belljar.sandboxes.namespace.provider import NamespaceProvider
         from belljar.sandboxes.process import ProcessProvider

@@ -19,7 +19,7 @@ from belljar.sandboxes.base import HostCheck, Incident, Sandbox, SandboxProcess,
 from belljar.sandboxes.child import Child, start_child
 from belljar.sandboxes.data_path import DataPath, unlink
 from belljar.sandboxes.defaults import SandboxBase, WithoutHostUsers
-from belljar.sandboxes.limits import Enforcement, Enforcer
+from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
 from belljar.sandboxes.process_tree import MARK, kill_process_tree
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Incident, Limits
-from belljar.sandboxes.cgroup_discovery import ControlGroups, read_membership
-from belljar.sandboxes.cgroups import ControlGroup, adopt
 from belljar.sandboxes.child import Child, open_pidfd, start_child, wait_readable
 from belljar.sandboxes.container.engines import EngineSilent, ask, error_line
 from belljar.sandboxes.container.handshake import ContainerInit, Handshake, StartOrder, watch
 from belljar.sandboxes.container.run_arguments import INIT_FOLDER, RunArguments, file_name, find_interpreter
-from belljar.sandboxes.limits import Enforcement
+from belljar.sandboxes.limits.cgroup_discovery import ControlGroups, read_membership
+from belljar.sandboxes.limits.cgroups import ControlGroup, adopt
+from belljar.sandboxes.limits.enforcement import Enforcement
 from belljar.settings import MEBIBYTE
 
 _KILLED = -signal.SIGKILL

@@ -35,14 +35,14 @@ from belljar.sandboxes.base import (
     SandboxProcess,
     SandboxSpec,
 )
-from belljar.sandboxes.cgroup_discovery import ControlGroups
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine, find_engines
 from belljar.sandboxes.container.handshake import StartOrder
 from belljar.sandboxes.container.process import ContainerProcess
 from belljar.sandboxes.container.run_arguments import RunArguments
 from belljar.sandboxes.defaults import SandboxBase, check_folders, may_keep_set_ids
 from belljar.sandboxes.host_users import HostUsers, find_host_users, hand_over
-from belljar.sandboxes.limits import Enforcement, Enforcer
+from belljar.sandboxes.limits.cgroup_discovery import ControlGroups
+from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
 from belljar.sandboxes.namespace.bwrap_args import open_content
 from belljar.sandboxes.seccomp import load_filter
 

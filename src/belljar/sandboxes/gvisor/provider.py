@@ -23,7 +23,7 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH
-from belljar.sandboxes.limits import Enforcement, Enforcer
+from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
 from belljar.sandboxes.machine_files import machine_files
 from belljar.sandboxes.namespace.bwrap_args import (
     NESTED,

@@ -27,7 +27,7 @@ from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.defaults import check_folders, may_keep_set_ids
 from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import find_bubblewrap, real_path, trees_of, user_map_of
 from belljar.sandboxes.namespace.handover import NamespaceHandover
 from belljar.sandboxes.namespace.hardening import Hardening, best_hardening

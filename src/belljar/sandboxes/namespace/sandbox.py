@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
-from belljar.sandboxes.limits import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
+from belljar.sandboxes.limits.enforcement import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
 from belljar.sandboxes.namespace.bwrap_args import (
     HOSTNAME,
     BwrapCommand,

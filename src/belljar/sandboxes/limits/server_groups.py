@@ -18,8 +18,8 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups
-from belljar.sandboxes.cgroups import (
+from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups
+from belljar.sandboxes.limits.cgroups import (
     RETRY_S,
     TIMEOUT_S,
     ControlGroup,

@@ -18,10 +18,10 @@ from typing import Any
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Limits
-from belljar.sandboxes.cgroup_discovery import ControlGroups, read_control_groups
-from belljar.sandboxes.cgroups import ControlGroup
-from belljar.sandboxes.server_groups import ServerGroups
-from belljar.sandboxes.systemd_scope import find_control_groups, groups_advice, request_scope, supervisor_groups
+from belljar.sandboxes.limits.cgroup_discovery import ControlGroups, read_control_groups
+from belljar.sandboxes.limits.cgroups import ControlGroup
+from belljar.sandboxes.limits.server_groups import ServerGroups
+from belljar.sandboxes.limits.systemd_scope import find_control_groups, groups_advice, request_scope, supervisor_groups
 from belljar.settings import MEBIBYTE
 from belljar.supervisor import SupervisorClient
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from belljar.errors import BelljarError
 from belljar.sandboxes.base import Limits
-from belljar.sandboxes.cgroups import ControlGroup
-from belljar.sandboxes.limits import Enforcer
+from belljar.sandboxes.limits.cgroups import ControlGroup
+from belljar.sandboxes.limits.enforcement import Enforcer
 
 __all__ = ["LimitTrial", "try_limits"]
 

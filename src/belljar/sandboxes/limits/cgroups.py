@@ -1,7 +1,7 @@
 """One control group, in the v1 or the v2 hierarchy: limited, joined, read, killed, removed.
 
-`server_groups.py` makes the groups of a server's sandboxes; `limits.py` says what limits there are and reports which
-were hit.
+`server_groups.py` makes the groups of a server's sandboxes; `enforcement.py` says what limits there are and reports
+which were hit.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
+from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
 
 __all__ = ["find_control_groups", "groups_advice", "request_scope", "supervisor_groups"]
 

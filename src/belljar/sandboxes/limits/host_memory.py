@@ -6,7 +6,7 @@ starts.
 
 from pathlib import Path
 
-from belljar.sandboxes.cgroup_discovery import read_membership, read_own_group
+from belljar.sandboxes.limits.cgroup_discovery import read_membership, read_own_group
 from belljar.settings import MEBIBYTE
 
 NEEDED_MB = 160
