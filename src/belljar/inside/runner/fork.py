@@ -88,21 +88,13 @@ def fork_kernel(
 def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]") -> None:
     """Fork a kernel that has no keeper; `become` is called in the fork and never returns.
 
-    A process in between enters the sandbox. It shares our memory, as after vfork(2), which takes 5 ms of processor time
-    instead of 14. Not for a session, whose threads must not run on while another process is in its
-    memory.
+    A process in between enters the sandbox. It shares our memory, see `vfork`. Not for a session, because its threads
+    must not run on while another process is in its memory.
     """
 
     def start() -> None:
         enter()
-        # Not `fork_process`, which touches more: whatever is written to between two forks is in memory twice.
-        thread = threading.get_ident()
-        _forking_threads.add(thread)
-        try:
-            child = os.fork()
-        finally:
-            _forking_threads.discard(thread)
-        if child == 0:
+        if fork_process() == 0:
             start_fork(has_keeper=False)
             become()
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from . import (
-    compaction,
     fork,
     fork_losses,
     interpreter_state,
@@ -55,7 +54,6 @@ class ZygoteRunner:
         self._threads = 1
         freeze_objects()
         page_sharing.make_immortal()
-        page_sharing.join_mappings()
         self._small = page_sharing.find_heap_parts()
 
     def serve(self, channel: Channel) -> None:
@@ -288,7 +286,7 @@ def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> Non
     rehearse(runner, CELLS)
     rehearse_start()
     gc.collect()
-    compaction.fill_gaps()
+    page_sharing.fill_gaps()
     rich_output.gather_printers(runner.shell.display_formatter)
     # Python caches which attribute a type has. A fork that replaces an entry also writes to the entry's old name, on a
     # page of its own: 250 pages by the end of the first cell. So the cache holds what cells look up, and nothing else.
@@ -403,5 +401,5 @@ def find_thread_setters() -> "list[SetThreads]":
 def freeze_objects() -> None:
     """Exclude all present objects from garbage collection, so that forks keep sharing their memory pages."""
     gc.collect()
-    compaction.fill_gaps()
+    page_sharing.fill_gaps()
     gc.freeze()
