@@ -23,8 +23,8 @@ from belljar.control import ServerAnswer, ask_servers
 from belljar.environments import Environment
 from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
 from belljar.provisioning.request_server import PackageReply, open_package_server
-from belljar.runtime import open_runtime
 from belljar.supervisor.client import GONE, SupervisorConnection
+from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.session_server import SearchMessage, open_tool_server
@@ -299,7 +299,7 @@ async def served(
         if kind == "operators":
             spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
             given_ = settings_with(data_directory=folder, environment=str(default_environment.python), **spared)
-            await stack.enter_async_context(open_runtime(given_))
+            await stack.enter_async_context(open_reachable_runtime(given_))
             (path,) = folder.glob("runs/*/operator.sock")
 
             async def check() -> bool:

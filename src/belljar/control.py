@@ -1,47 +1,29 @@
-"""The list of all sessions that running servers give to operators, for `belljar sessions`.
+"""Asks the running servers of a data directory what commands need of each: its live sessions, a link to its console.
 
-Each server listens on one socket that only its own user can open. The `op` of the first message says what is wanted: a
-list of all sessions, whose request and answer are in this module, or an attachment to one session (`attachments/`).
-`attachments/server.py` serves the socket.
+A small client of the HTTP API on the servers' sockets, which imports nothing of the engine: commands start quickly.
 """
 
 import asyncio
+import http.client
+import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar import ipc
-from belljar.models import Model, SessionInfo
-
-if TYPE_CHECKING:
-    # A process that only asks, such as `belljar sessions`, need not import the engine.
-    from belljar.sessions.registry import Registry
-    from belljar.sessions.session import Session
+from belljar.models import SessionInfo
+from belljar.servers import HTTP_SOCKET, is_living
 
 SOCKET_NAME = "operator.sock"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 TIMEOUT_S = 2.0
+_PREFIX = "/api/v1"
 
 
 def server_sockets(data_directory: Path, run: str = "*") -> list[Path]:
-    """Return the sockets of the servers of a data directory, those of servers that were killed included."""
+    """Return the sockets by which one attaches to sessions, those of servers that were killed included."""
     return sorted(data_directory.glob(f"runs/{run}/{SOCKET_NAME}"))
-
-
-class SessionList(Model):
-    """A server's answer to `{"op": "sessions"}`."""
-
-    sessions: list[dict[str, Any]]
-
-
-async def list_sessions(registry: "Registry") -> dict[str, Any]:
-    """Return the answer to `{"op": "sessions"}`."""
-    return {"sessions": [await _line(session) for session in registry.all()]}
-
-
-async def _line(session: "Session") -> dict[str, Any]:
-    info = await asyncio.to_thread(session.info)
-    return {"principal": session.principal, **info.model_dump()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +43,9 @@ class ServerAnswer:
 
 
 async def ask_servers(data_directory: Path) -> list[ServerAnswer]:
-    """Ask every server that uses this data directory, and return their answers."""
-    paths = await asyncio.to_thread(server_sockets, data_directory)
-    answers = await asyncio.gather(*map(_ask_server, paths))
-    return [answer for answer in answers if answer is not None]
+    """Ask every server that uses this data directory for its sessions, and return their answers."""
+    answers = await ask_each(data_directory, "GET", "/live-sessions")
+    return [ServerAnswer(pid, None if found is None else [*map(_line, found["items"])]) for pid, found in answers]
 
 
 async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, SessionInfo]], list[int]]:
@@ -74,28 +55,54 @@ async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, Sessi
     return found, [server.pid for server in servers if server.sessions is None]
 
 
-async def _ask_server(path: Path) -> ServerAnswer | None:
-    pid = int(path.parent.name.split("-")[0])
+async def ask_each(data_directory: Path, method: str, path: str) -> list[tuple[int, Any]]:
+    """Ask every running server; return its pid with what it answers, or None if it did not in time, or only refused."""
+    runs = data_directory / "runs"
+    sockets = await asyncio.to_thread(lambda: sorted(runs.glob(f"*/{HTTP_SOCKET}")))
+    answers = await asyncio.gather(*(asyncio.to_thread(_ask, one, method, path) for one in sockets))
+    found = [(_pid(one), answer[0]) for one, answer in zip(sockets, answers, strict=True) if answer]
+    # A server that starts at this moment, or one of an earlier version, which has no such socket.
+    known = {one.parent for one in sockets}
+    others = [one for one in server_sockets(data_directory) if one.parent not in known]
+    return [*found, *((_pid(one), None) for one in others if is_living(runs, one.parent.name))]
+
+
+def _ask(path: Path, method: str, target: str) -> list[Any]:
+    """Return the answer in a list; an empty one for the socket of a server that was killed, or that ends now."""
+    connection = _Connection(path)
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            lines = await _ask(path)
+        connection.request(method, _PREFIX + target)
+        answer = connection.getresponse()
+        content = answer.read()
+        return [json.loads(content) if answer.status < 300 else None]
     except TimeoutError:
-        return ServerAnswer(pid, None)
-    except (OSError, ipc.Malformed):
-        return None  # the socket of a server that was killed, or that ends at this moment
-    return ServerAnswer(pid, [_read(line) for line in lines])
-
-
-def _read(line: dict[str, Any]) -> SessionLine:
-    # A server of another version may tell more.
-    known = {name: value for name, value in line.items() if name in SessionInfo.model_fields}
-    return SessionLine(line["principal"], SessionInfo.model_validate(known))
-
-
-async def _ask(path: Path) -> list[dict[str, Any]]:
-    stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
-    try:
-        await stream.send({"op": "sessions"})
-        return (await stream.receive(SessionList.model_validate_json)).sessions
+        return [None]
+    except (OSError, http.client.HTTPException, ValueError):
+        return []
     finally:
-        stream.close()
+        connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to a server's socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("belljar", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """See `http.client`."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        ipc.connect(self.sock, self._path)
+
+
+def _line(told: dict[str, Any]) -> SessionLine:
+    # A server of another version may tell more.
+    known = {name: value for name, value in told.items() if name in SessionInfo.model_fields}
+    return SessionLine(told["principal"], SessionInfo.model_validate(known))
+
+
+def _pid(path: Path) -> int:
+    number = path.parent.name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0

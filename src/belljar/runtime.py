@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from belljar import hooks
-from belljar.attachments import OperatorSocket, serve_operators
+from belljar.attachments import serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
@@ -112,7 +112,6 @@ class Runtime:
     """belljar's own and the operator's."""
     name: str
     """The name of this server among those of its data directory."""
-    operators: OperatorSocket
     late_engine: "LateEngine"
     toolbox: Toolbox | None = None
     """The tools of other servers; None where none are configured."""
@@ -232,7 +231,7 @@ async def open_runtime(
                     library,
                     fills_pool=prepares,
                 ) as registry,
-                serve_operators(run.folder, registry) as operators,
+                serve_operators(run.folder, registry),
                 aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,
             ):
                 await takeover.take_over_all(registry, run.living)
@@ -280,7 +279,6 @@ async def open_runtime(
                             workflows,
                             plugins,
                             name,
-                            operators,
                             late_engine,
                             toolbox,
                             library,

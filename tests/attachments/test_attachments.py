@@ -22,8 +22,9 @@ from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.sessions.session import Session
+from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 from waiting import until
 
@@ -43,7 +44,7 @@ async def opened(environment: Environment, folder: Path, **more: object) -> Asyn
     folder.chmod(0o711)
     spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
     settings = settings_with(data_directory=folder, environment=str(environment.python), **spared, **more)
-    async with open_runtime(settings) as runtime:
+    async with open_reachable_runtime(settings) as runtime:
         yield runtime
 
 

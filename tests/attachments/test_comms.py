@@ -15,10 +15,11 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.sessions import session_kernel
 from belljar.sessions.closer import hibernate
 from belljar.sessions.session import Session
+from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 
 pytest.importorskip("ipywidgets", reason="ipywidgets is not installed beside belljar, where these sessions run")
@@ -38,7 +39,9 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     folder = tmp_path_factory.mktemp("data")
     folder.chmod(0o711)
     spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
-    async with open_runtime(settings_with(data_directory=folder, environment=sys.executable, **spared)) as runtime:
+    async with open_reachable_runtime(
+        settings_with(data_directory=folder, environment=sys.executable, **spared)
+    ) as runtime:
         yield runtime
 
 

@@ -8,9 +8,10 @@ import anyio
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
 from belljar.models import ExecutionResult
-from belljar.runtime import Runtime, open_runtime
+from belljar.runtime import Runtime
 from belljar.sessions.session import Session
 from belljar.settings import Settings
+from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 
 
@@ -48,7 +49,7 @@ def ran(data: Path, environment: Environment, *cells: str, undone: int | None = 
 
     async def run() -> Ran:
         runtime: Runtime
-        async with open_runtime(settings_in(data, environment)) as runtime:
+        async with open_reachable_runtime(settings_in(data, environment)) as runtime:
             session = runtime.sessions.create("somebody")
             results = [await execute(session, code) for code in cells]
             if undone is not None:

@@ -25,7 +25,7 @@ from belljar.executions.cell import make_cell
 from belljar.journal.journal import open_journal
 from belljar.journal.schema import VERSION
 from belljar.journal.session_records import SessionRecords
-from belljar.runtime import open_runtime
+from belljar.surfaces.server_socket import open_reachable_runtime
 from serving_process import http_server, serve_over_http
 
 Run = Callable[..., Any]
@@ -285,7 +285,7 @@ def test_pictures_are_in_the_text_where_there_is_no_place_beside_it(belljar: Run
 async def test_a_session_of_a_running_server_is_exported_as_it_is_now(
     belljar: Run, default_environment: Environment, tmp_path: Path
 ) -> None:
-    async with open_runtime(settings_in(tmp_path / "data", default_environment)) as runtime:
+    async with open_reachable_runtime(settings_in(tmp_path / "data", default_environment)) as runtime:
         session = runtime.sessions.create("somebody")
         await execute(session, "print('done')")
         running = session.submit(

@@ -1,4 +1,5 @@
 import asyncio
+import fcntl
 import io
 import json
 import os
@@ -150,11 +151,27 @@ def test_a_server_that_hangs_does_not_hang_the_command(ask: Run, tmp_path: Path)
     assert "Traceback" not in answer.err
 
 
+def test_a_server_of_an_earlier_version_is_named_and_one_that_is_gone_is_not(ask: Run, tmp_path: Path) -> None:
+    for name, is_running in (("1-earlier", True), ("2-gone", False)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "operator.sock").touch()
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        if is_running:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            os.close(lock)
+    answer = ask()
+    assert [line for line in answer.err.splitlines() if "warning" in line] == [
+        "warning: the server with pid 1 did not answer"
+    ]
+
+
 def _bind(server: socket.socket, folder: Path) -> None:
     # A relative path: the whole one may be longer than a socket's address can be.
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        server.bind("operator.sock")
+        server.bind("http.sock")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0s"), (59, "59s"), (61, "1m01s"), (3_700, "1h01m")])
@@ -261,13 +278,14 @@ async def test_a_server_of_another_version_may_tell_more_of_its_sessions(tmp_pat
     folder.mkdir(parents=True)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(json.dumps({"sessions": [told]}).encode() + b"\n")
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"items": [told]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.close()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        server = await asyncio.start_unix_server(answer, "operator.sock")
+        server = await asyncio.start_unix_server(answer, "http.sock")
     async with server:
         (asked,) = await ask_servers(tmp_path)
     assert asked.sessions == [SessionLine("local", SESSION)]

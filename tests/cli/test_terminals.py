@@ -18,7 +18,7 @@ from ran_sessions import execute, settings_in
 
 from belljar.cli.streams import one_line, shown_output
 from belljar.environments import Environment
-from belljar.runtime import open_runtime
+from belljar.surfaces.server_socket import open_reachable_runtime
 from live_server import clean_environment
 from serving_process import COLD, serve_command, variables
 
@@ -120,7 +120,7 @@ async def hostile_server(
 ) -> AsyncIterator[HostileServer]:
     data = tmp_path_factory.mktemp("data")
     data.chmod(0o711)
-    async with open_runtime(settings_in(data, default_environment)) as runtime:
+    async with open_reachable_runtime(settings_in(data, default_environment)) as runtime:
         session = runtime.sessions.create(f"somebody{HOSTILE}")
         await execute(
             session, f"# {HOSTILE.replace(chr(0x2028), '')}\nprint({HOSTILE!r})\nraise ValueError({HOSTILE!r})"

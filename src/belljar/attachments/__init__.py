@@ -8,12 +8,11 @@ are.
 from belljar.attachments.base import AttachedSession
 from belljar.attachments.local import LocalAttachment, attach
 from belljar.attachments.remote import open_attachment, open_served
-from belljar.attachments.server import OperatorSocket, serve_operators
+from belljar.attachments.server import serve_operators
 
 __all__ = [
     "AttachedSession",
     "LocalAttachment",
-    "OperatorSocket",
     "attach",
     "open_attachment",
     "open_served",

@@ -7,18 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
-from belljar.executions.inbox import InboxQuestion
 from belljar.models import Model, Status
 from belljar.outputs.events import CommMessage
 from belljar.outputs.jupyter_messages import OutputKind
 
 # Requests
-
-
-class SessionsRequest(Model):
-    """As first message: ask for a list of all sessions, whose form is in `control.py`. The server then hangs up."""
-
-    op: Literal["sessions"] = "sessions"
 
 
 class AttachRequest(Model):
@@ -33,43 +26,6 @@ class OpenRequest(Model):
 
     op: Literal["open"] = "open"
     environment: str = ""
-
-
-class ConsoleRequest(Model):
-    """As first message: ask for a link that signs in to the server's console once. The server then hangs up."""
-
-    op: Literal["console"] = "console"
-
-
-class ConsoleLink(Model):
-    """The answer to a `ConsoleRequest`; both are empty where the server has no console."""
-
-    url: str = ""
-    """Where the console is."""
-    link: str = ""
-    """The same with a token that signs in once; empty where the server gives no links."""
-
-
-class InboxRequest(Model):
-    """As first message: ask what waits for a person, or answer it. The server then hangs up."""
-
-    op: Literal["inbox"] = "inbox"
-    is_present: bool = False
-    """Whether the person stays and looks at the inbox."""
-    question_id: Annotated[str, Field(max_length=400)] = ""
-    """The question to answer; empty to list."""
-    action: Literal["accept", "decline"] = "accept"
-    values: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-
-
-class InboxReply(Model):
-    """The answer to an `InboxRequest`: what waits and what was answered lately, or why the answer was not taken."""
-
-    waiting: list[InboxQuestion] = Field(default_factory=list[InboxQuestion])
-    ended: list[InboxQuestion] = Field(default_factory=list[InboxQuestion])
-    refused: str = ""
-    code: str = ""
-    hint: str = ""
 
 
 class EndRequest(Model):
@@ -317,7 +273,7 @@ ToClient = Annotated[
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-FirstMessage = SessionsRequest | AttachRequest | OpenRequest | ConsoleRequest | InboxRequest
+FirstMessage = AttachRequest | OpenRequest
 first: TypeAdapter[FirstMessage] = TypeAdapter(Annotated[FirstMessage, Field(discriminator="op")], config=_LATE)
 numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
 to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)

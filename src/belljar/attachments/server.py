@@ -1,4 +1,4 @@
-"""The operator's socket of a server, which only its own user can open: lists sessions, or attaches to one.
+"""The operator's socket of a server, which only its own user can open: attaches to one of its sessions.
 
 The socket's folder is closed to others (0700), and nothing else is checked: whoever can open the socket may run code in
 every session, whoever owns it.
@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import os
 import pwd
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -20,49 +19,26 @@ from belljar.attachments import messages
 from belljar.attachments.local import LocalAttachment, attach
 from belljar.attachments.messages import (
     AttachedMessage,
-    ConsoleLink,
     DoneReply,
     NumberedReply,
     OpenedReply,
     QueuedReply,
     RefusedReply,
 )
-from belljar.control import MAX_MESSAGE_BYTES, SOCKET_NAME, list_sessions
+from belljar.control import MAX_MESSAGE_BYTES, SOCKET_NAME
 from belljar.errors import BelljarError, SessionNotFound
-from belljar.executions.inbox import Inbox
 from belljar.sessions.registry import Registry
 
 
-@dataclass(slots=True)
-class OperatorSocket:
-    """The operator's socket of a running server, with what packages above this one answer on it."""
-
-    registry: Registry
-    console_link: Callable[[], ConsoleLink] | None = None
-    """Makes a link to the console; None where the server has none."""
-
-    async def answer(self, stream: ipc.MessageStream) -> None:
-        """Answer one connection."""
-        wanted = await stream.receive(messages.first.validate_json)
-        match wanted:
-            case messages.SessionsRequest():
-                await stream.send(await list_sessions(self.registry))
-            case messages.InboxRequest():
-                reply = await _inbox(self.registry.inbox, wanted, _peer_name(stream))
-                await stream.send(reply.model_dump())
-            case messages.ConsoleRequest():
-                link = self.console_link() if self.console_link is not None else ConsoleLink()
-                await stream.send(link.model_dump())
-            case _:
-                await _AttachedPeer(stream, self.registry).run(wanted)
-
-
 @asynccontextmanager
-async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[OperatorSocket]:
+async def serve_operators(run_folder: Path, registry: Registry) -> AsyncGenerator[None]:
     """Answer on the socket in `run_folder` until the block ends, with one task for each connection."""
-    server = OperatorSocket(registry)
-    async with ipc.serve(run_folder / SOCKET_NAME, server.answer, limit_bytes=MAX_MESSAGE_BYTES):
-        yield server
+
+    async def answer(stream: ipc.MessageStream) -> None:
+        await _AttachedPeer(stream, registry).run(await stream.receive(messages.first.validate_json))
+
+    async with ipc.serve(run_folder / SOCKET_NAME, answer, limit_bytes=MAX_MESSAGE_BYTES):
+        yield
 
 
 class _AttachedPeer:
@@ -188,20 +164,6 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
         case messages.CompletenessRequest(code=code):
             return await attached.check(code)
     return DoneReply()
-
-
-async def _inbox(inbox: Inbox, wanted: messages.InboxRequest, person: str) -> messages.InboxReply:
-    """List what waits for people, or pass the answer of a person on; an operator sees the questions of all owners."""
-    if wanted.is_present:
-        inbox.note_presence(None)
-    if wanted.question_id:
-        try:
-            await inbox.answer(
-                wanted.question_id, None, action=wanted.action, values=wanted.values, by=person, where="terminal"
-            )
-        except BelljarError as error:
-            return messages.InboxReply(refused=error.message, code=error.code, hint=error.hint)
-    return messages.InboxReply(waiting=inbox.waiting(None), ended=inbox.ended(None))
 
 
 def _refused(error: BelljarError) -> RefusedReply:

@@ -14,9 +14,7 @@ from typing import Annotated
 
 import typer
 
-from belljar import ipc
-from belljar.attachments.messages import ConsoleLink, ConsoleRequest
-from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
+from belljar.control import ask_each
 from belljar.errors import EngineError, SettingsError
 from belljar.sandboxes.data_path import is_in_image
 from belljar.settings import Settings, load_command_settings
@@ -38,13 +36,13 @@ def command(
 
 
 async def _open(settings: Settings, *, opens: bool) -> None:
-    paths = await asyncio.to_thread(server_sockets, settings.data_directory)
-    links = [found for found in await asyncio.gather(*map(_ask, paths)) if found is not None]
-    served = next((found for found in links if found.url), None)
+    answers = await ask_each(settings.data_directory, "POST", "/console-link")
+    links: list[dict[str, str]] = [found for _, found in answers if found is not None]
+    served = next((found for found in links if found["url"]), None)
     if served is not None:
-        if not served.link:
+        if not served["link"]:
             print("this server gives no links (console_link = false): sign in with a key", file=sys.stderr)
-        _show(served.link or served.url, opens=opens)
+        _show(served["link"] or served["url"], opens=opens)
         return
     if not links:
         raise EngineError(
@@ -74,19 +72,6 @@ async def _serve(settings: Settings, *, opens: bool) -> None:
         _show(console.link().link, opens=opens)
 
     await serve_http(app, "127.0.0.1", 0, on_ready=on_ready, log_level="WARNING")
-
-
-async def _ask(path: Path) -> ConsoleLink | None:
-    """Return a server's link; empty where it has no console, None where it does not answer."""
-    with contextlib.suppress(TimeoutError, OSError, ipc.Malformed):
-        async with asyncio.timeout(TIMEOUT_S):
-            stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
-            try:
-                await stream.send(ConsoleRequest().model_dump())
-                return await stream.receive(ConsoleLink.model_validate_json)
-            finally:
-                stream.close()
-    return None
 
 
 def _show(link: str, *, opens: bool) -> None:

@@ -12,13 +12,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from belljar import ipc
-from belljar.attachments.messages import InboxReply, InboxRequest
 from belljar.cli.sessions import duration
 from belljar.cli.streams import columns
-from belljar.control import MAX_MESSAGE_BYTES, TIMEOUT_S, server_sockets
-from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
+from belljar.control import TIMEOUT_S
+from belljar.engine.contract import Access
+from belljar.engine.many import ManyEngine, servers_of
+from belljar.errors import InvalidArgument, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
+from belljar.servers import HTTP_SOCKET
 from belljar.settings import load_command_settings
 
 LOOK_S = 2.0
@@ -31,22 +32,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def list_command(as_json: Json = False) -> None:
     """List what waits for a person, and what was answered lately."""
-    reply = asyncio.run(_ask(_folder(), InboxRequest()))
+    waiting, ended = asyncio.run(_questions(_engine()))
     if as_json:
-        print(json.dumps([each.model_dump(mode="json") for each in [*reply.waiting, *reply.ended]], indent=2))
+        print(json.dumps([each.model_dump(mode="json") for each in [*waiting, *ended]], indent=2))
         return
-    if reply.waiting:
-        print(columns([_TITLES, *map(_row, reply.waiting)]))
+    if waiting:
+        print(columns([_TITLES, *map(_row, waiting)]))
         print("hint: belljar inbox show ID, belljar inbox answer ID", file=sys.stderr)
     else:
         print("nothing waits for a person", file=sys.stderr)
-    if reply.ended:
-        print(columns([_ENDED_TITLES, *map(_ended_row, reply.ended[:10])]))
+    if ended:
+        print(columns([_ENDED_TITLES, *map(_ended_row, ended[:10])]))
 
 
 def show_command(question_id: Id, as_json: Json = False) -> None:
     """Show a question whole, with the fields of its answer."""
-    question = _find(asyncio.run(_ask(_folder(), InboxRequest())), question_id)
+    question = _find(_engine(), question_id)
     if as_json:
         print(question.model_dump_json(indent=2))
         return
@@ -69,25 +70,21 @@ def answer_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Allow without showing the question first.")] = False,
 ) -> None:
     """Answer a question: allow it, fill in its fields, or decline it. Fields that are not given are asked for."""
-    folder = _folder()
-    question = _find(asyncio.run(_ask(folder, InboxRequest())), question_id)
+    engine = _engine()
+    question = _find(engine, question_id)
     given = {} if decline else _read_values(question, values or [], asks=sys.stdin.isatty(), is_sure=yes)
-    request = InboxRequest(question_id=question.id, action="decline" if decline else "accept", values=given)
-    reply = asyncio.run(_ask(folder, request))
-    if reply.refused:
-        raise {"question-closed": QuestionClosed, "question-not-found": QuestionNotFound}.get(
-            reply.code, InvalidArgument
-        )(reply.refused, hint=reply.hint)
+    action = "decline" if decline else "accept"
+    asyncio.run(engine.answer(_person(), question.id, action, given))
     print(f"{question.id}: {'declined' if decline else 'answered'}", file=sys.stderr)
 
 
 def watch_command() -> None:
     """Stay and show questions as they come; while you watch, cells whose client cannot ask may ask you."""
-    folder, seen = _folder(), set[str]()
+    engine, seen = _engine(), set[str]()
     print("watching; Ctrl-C ends. Answer with `belljar inbox answer ID` in another terminal.", file=sys.stderr)
     while True:
-        reply = asyncio.run(_ask(folder, InboxRequest(is_present=True)))
-        for question in reply.waiting:
+        asyncio.run(engine.note_presence(_person()))
+        for question in asyncio.run(engine.questions(_person())):
             if question.id not in seen:
                 seen.add(question.id)
                 print(f"{question.id}  {_line(question.message)}", flush=True)
@@ -98,39 +95,29 @@ def _folder() -> Path:
     return load_command_settings().data_directory
 
 
-async def _ask(folder: Path, request: InboxRequest) -> InboxReply:
-    """Ask all servers of the data directory; an answer is taken by the one where the question waits."""
-    paths = await asyncio.to_thread(server_sockets, folder)
-    found = await asyncio.gather(*(_ask_server(path, request) for path in paths))
-    replies = [reply for reply in found if reply is not None]
-    if not replies:
+def _engine() -> ManyEngine:
+    """Return the servers of the data directory; refuse to go on where there are none."""
+    folder = _folder()
+    if not any(folder.glob(f"runs/*/{HTTP_SOCKET}")):
         raise QuestionNotFound(f"no server runs that uses {folder}", hint="Questions wait only while their server runs")
-    taken = [reply for reply in replies if not reply.refused]
-    if request.question_id and not taken:
-        # The refusal that says most: the other servers only do not know the question.
-        return min(replies, key=lambda reply: reply.code == QuestionNotFound.code)
-    waiting = {question.id: question for reply in replies for question in reply.waiting}
-    ended = {question.id: question for reply in replies for question in reply.ended if question.id not in waiting}
-    return InboxReply(
-        waiting=[*waiting.values()], ended=sorted(ended.values(), key=lambda one: one.ended_at or "", reverse=True)
-    )
+    return servers_of(folder, TIMEOUT_S)
 
 
-async def _ask_server(path: Path, request: InboxRequest) -> InboxReply | None:
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            stream = await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
-            try:
-                await stream.send(request.model_dump())
-                return await stream.receive(InboxReply.model_validate_json)
-            finally:
-                stream.close()
-    except (TimeoutError, OSError, ipc.Malformed):
-        return None  # a server that was killed, or ends at this moment
+async def _questions(engine: ManyEngine) -> tuple[list[InboxQuestion], list[InboxQuestion]]:
+    """Return what waits on any server, and what was answered lately, the latest first."""
+    waiting, ended = [await engine.questions(_person(), state) for state in ("waiting", "ended")]
+    waits = {question.id for question in waiting}
+    ended = [question for question in ended if question.id not in waits]
+    return waiting, sorted(ended, key=lambda one: one.ended_at or "", reverse=True)
 
 
-def _find(reply: InboxReply, prefix: str) -> InboxQuestion:
-    known = [*reply.waiting, *reply.ended]
+def _person() -> Access:
+    return Access("local", is_operator=True, name=getpass.getuser(), via="terminal")
+
+
+def _find(engine: ManyEngine, prefix: str) -> InboxQuestion:
+    waiting, ended = asyncio.run(_questions(engine))
+    known = [*waiting, *ended]
     found = [each for each in known if each.id == prefix] or [each for each in known if each.id.startswith(prefix)]
     if len(found) == 1:
         return found[0]

@@ -10,10 +10,10 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from belljar.attachments.messages import ConsoleLink
 from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
 from belljar.engine.many import servers_of
+from belljar.engine.models import ConsoleLink
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.auth import build_auth
@@ -79,14 +79,14 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     sign_in = browser_sign_in(settings)
     app = console_app(engine, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)
-    runtime.operators.console_link = console.link
+    engine.make_console_link = console.link
     inbox = runtime.sessions.inbox
     before, inbox.console_url = inbox.console_url, lambda: settings.public_url or _usable_url(console.url)
     engine.start()
     try:
         yield console
     finally:
-        runtime.operators.console_link = None
+        engine.make_console_link = None
         inbox.console_url = before
 
 

@@ -14,12 +14,14 @@ from pydantic import JsonValue
 
 from belljar.engine.models import (
     CallEntry,
+    ConsoleLink,
     EntryPage,
     ExecutionEntry,
     FileListing,
     FilePart,
     Followed,
     Health,
+    LiveSession,
     NameCompletion,
     OutputLines,
     PackageList,
@@ -107,12 +109,20 @@ class Engine(Protocol):
         """Return this server, and for operators the others of its data directory."""
         ...
 
+    async def console_link(self, access: Access) -> ConsoleLink:
+        """Return where the console is, with a link that signs in once, for operators at a terminal of the server."""
+        ...
+
     async def usage(self, access: Access) -> UsageHistory:
         """Return what the sessions that the caller may see used over the last 15 minutes."""
         ...
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """List sessions, newest first."""
+        ...
+
+    async def live_sessions(self, access: Access) -> list[LiveSession]:
+        """Return the sessions that are open now, as `list_sessions` tells their owners."""
         ...
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:

@@ -11,7 +11,6 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from belljar.control import server_sockets
 from belljar.distribution import own_version
 from belljar.engine.contract import (
     MAX_COMPLETED_CHARS,
@@ -29,12 +28,14 @@ from belljar.engine.models import (
     MAX_LISTED,
     UNFINISHED,
     CallEntry,
+    ConsoleLink,
     EntryPage,
     ExecutionEntry,
     FileEntryInfo,
     FileListing,
     FilePart,
     Health,
+    LiveSession,
     NameCompletion,
     OutputLines,
     PackageList,
@@ -48,7 +49,7 @@ from belljar.engine.models import (
 from belljar.engine.packages import list_packages
 from belljar.engine.usage import INTERVAL_S, UsageSampler
 from belljar.engine.variables import list_variables, table_part, table_rows
-from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, SessionNotFound
+from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, OperatorNeeded, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
@@ -57,6 +58,7 @@ from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.export_formats import ExportFormat, export
 from belljar.policy.decision_log import read_decisions
+from belljar.servers import HTTP_SOCKET
 from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.history import bounded_notebook
 from belljar.sessions.registry import Registry
@@ -81,6 +83,8 @@ class LocalViews:
         self._run = run
         self.check: Callable[[], Awaitable[dict[str, str]]] | None = None
         """Says whether the server works; a surface that has such checks sets it."""
+        self.make_console_link: Callable[[], ConsoleLink] | None = None
+        """Makes a link to the console; None where the server has none."""
         self._history = HistoryReader(data_directory / "journal.sqlite", registry.journal.commit)
         self._usage = UsageSampler(registry.all, registry.changes)
         self._entries = Entries(registry, self._usage)
@@ -141,9 +145,16 @@ class LocalViews:
         )
         if not access.is_operator:
             return [own]
-        names = [path.parent.name for path in await asyncio.to_thread(server_sockets, self._data_directory)]
+        runs = self._data_directory / "runs"
+        names = await asyncio.to_thread(lambda: sorted(path.parent.name for path in runs.glob(f"*/{HTTP_SOCKET}")))
         others = [name for name in names if name != self._run]
         return [own, *(Server(name=name, pid=int(name.partition("-")[0]), sessions=0) for name in others)]
+
+    async def console_link(self, access: Access) -> ConsoleLink:
+        """See `Engine`."""
+        if not access.is_operator or access.via != "terminal":
+            raise OperatorNeeded("only the user of the server gets a link to its console, at a terminal of its machine")
+        return self.make_console_link() if self.make_console_link is not None else ConsoleLink()
 
     async def usage(self, access: Access) -> UsageHistory:
         """See `Engine`."""
@@ -174,6 +185,13 @@ class LocalViews:
     def _place(self) -> str:
         """Return the place of what happens from now on."""
         return f"{self._run}:{self._registry.changes.number}"
+
+    async def live_sessions(self, access: Access) -> list[LiveSession]:
+        """See `Engine`."""
+        seen = [session for session in self._registry.all() if access.may_see(session.principal)]
+        infos = [await asyncio.to_thread(session.info) for session in seen]
+        pairs = zip(seen, infos, strict=True)
+        return [LiveSession(principal=session.principal, **info.model_dump()) for session, info in pairs]
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Engine`."""

@@ -15,8 +15,10 @@ from pydantic import JsonValue
 
 from belljar.engine.contract import Access, Engine, SessionFilter, cursor_of
 from belljar.engine.models import (
+    ConsoleLink,
     Followed,
     Health,
+    LiveSession,
     Server,
     ServerEvent,
     SessionEntry,
@@ -41,12 +43,15 @@ Places = Callable[[], Awaitable[dict[str, Engine]]]
 """Returns the servers that there are now, by their names."""
 
 
-def servers_of(data_directory: Path) -> "ManyEngine":
-    """Return the engine of all servers of this user that use a data directory."""
+def servers_of(data_directory: Path, patience_s: float | None = None) -> "ManyEngine":
+    """Return the engine of all servers of this user that use a data directory.
+
+    One that is silent for `patience_s` counts as gone; without, a call waits for as long as its server takes.
+    """
 
     def find() -> dict[str, Engine]:
         paths = sorted(data_directory.glob(f"runs/*/{HTTP_SOCKET}"))
-        return {path.parent.name: RemoteEngine(path) for path in paths}
+        return {path.parent.name: RemoteEngine(path, patience_s) for path in paths}
 
     return ManyEngine(lambda: asyncio.to_thread(find))
 
@@ -84,7 +89,8 @@ class ManyEngine(CalledEngine):
             except ServerGone:
                 continue
             except absence as error:
-                missing = error
+                # What says most: others only do not know the question.
+                missing = error if missing is None or isinstance(missing, QuestionNotFound) else missing
         raise missing or _nobody()
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
@@ -117,6 +123,16 @@ class ManyEngine(CalledEngine):
     async def servers(self, access: Access) -> list[Server]:
         """See `Engine`."""
         return (await self.health(access)).servers
+
+    async def live_sessions(self, access: Access) -> list[LiveSession]:
+        """See `Engine`."""
+        answers: list[tuple[str, list[LiveSession]]] = await self._all("live_sessions", access)
+        return [session for _, sessions in answers for session in sessions]
+
+    async def console_link(self, access: Access) -> ConsoleLink:
+        """See `Engine`. The first server that has a console gives it."""
+        answers: list[tuple[str, ConsoleLink]] = await self._all("console_link", access)
+        return next((link for _, link in answers if link.url), ConsoleLink())
 
     async def usage(self, access: Access) -> UsageHistory:
         """See `Engine`. What servers of later start have not measured counts as nothing."""

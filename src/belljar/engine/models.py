@@ -5,7 +5,7 @@ from typing import Generic, Literal, TypeVar
 from pydantic import ConfigDict
 
 from belljar.kernels.variables import ColumnKind
-from belljar.models import FileReference, Model, OutputEvent, Status, Usage
+from belljar.models import FileReference, Model, OutputEvent, SessionInfo, Status, Usage
 
 MAX_LISTED = 1_000
 """The most variables of one page."""
@@ -17,6 +17,20 @@ UNFINISHED = ("queued", "running")
 SessionState = Literal["running", "idle", "fresh", "asleep", "gone"]
 ExecutionState = Literal["queued"] | Status
 Item = TypeVar("Item")
+
+
+class LiveSession(SessionInfo):
+    """A session that is open on a server, as its owner sees it, and who that is."""
+
+    principal: str
+
+
+class ConsoleLink(Model):
+    """Where the console of a server is; both are empty where it has none."""
+
+    url: str = ""
+    link: str = ""
+    """The same with a token that signs in once; empty where the server gives no links."""
 
 
 class EntryPage(Model, Generic[Item]):

@@ -15,10 +15,12 @@ from belljar.engine.models import (
     MAX_LISTED,
     MAX_REQUIREMENTS,
     CallEntry,
+    ConsoleLink,
     EntryPage,
     ExecutionEntry,
     FileListing,
     Health,
+    LiveSession,
     NameCompletion,
     OutputLines,
     PackageList,
@@ -154,6 +156,12 @@ class Decisions(Model):
     items: list[dict[str, JsonValue]]
 
 
+class LiveSessions(Model):
+    """Sessions that are open now."""
+
+    items: list[LiveSession]
+
+
 class Questions(Model):
     """Questions to a person."""
 
@@ -238,6 +246,13 @@ _AFTER: Final = Parameter("The id of the last event that the reader has")
 OPERATIONS: Final = (
     Operation("servers", "GET", "/servers", "The servers of the data directory", Servers, wrapped="items"),
     Operation("health", "GET", "/health", "Checks and gauges", Health),
+    Operation(
+        "console_link",
+        "POST",
+        "/console-link",
+        "A link that signs in to the console once; on the server's own socket only",
+        ConsoleLink,
+    ),
     Operation("usage", "GET", "/usage", "What sessions used in the last 15 minutes", UsageHistory),
     Operation(
         "sessions",
@@ -252,6 +267,9 @@ OPERATIONS: Final = (
             "cursor": CURSOR,
             "limit": LIMIT,
         },
+    ),
+    Operation(
+        "live_sessions", "GET", "/live-sessions", "Those that are open now, in full", LiveSessions, wrapped="items"
     ),
     Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),

@@ -19,12 +19,14 @@ from belljar import ipc
 from belljar.engine.contract import MAX_PART_BYTES, STREAM_CHARS, Access, SessionFilter
 from belljar.engine.models import (
     CallEntry,
+    ConsoleLink,
     EntryPage,
     ExecutionEntry,
     FileListing,
     FilePart,
     Followed,
     Health,
+    LiveSession,
     NameCompletion,
     OutputLines,
     PackageList,
@@ -73,6 +75,10 @@ class CalledEngine:
         """See `Engine`."""
         return await self._call("servers", access)
 
+    async def console_link(self, access: Access) -> ConsoleLink:
+        """See `Engine`."""
+        return await self._call("console_link", access)
+
     async def usage(self, access: Access) -> UsageHistory:
         """See `Engine`."""
         return await self._call("usage", access)
@@ -80,6 +86,10 @@ class CalledEngine:
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """See `Engine`."""
         return await self._call("sessions", access, wanted=wanted, cursor=cursor, limit=limit)
+
+    async def live_sessions(self, access: Access) -> list[LiveSession]:
+        """See `Engine`."""
+        return await self._call("live_sessions", access)
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Engine`."""
@@ -243,8 +253,9 @@ class CalledEngine:
 class RemoteEngine(CalledEngine):
     """The `Engine` of one server, by the socket in the folder of the server."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, patience_s: float | None = None) -> None:
         self._socket = socket
+        self._patience_s = patience_s
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         operation = _operation(verb, arguments)
@@ -285,7 +296,7 @@ class RemoteEngine(CalledEngine):
                 async with (
                     httpx2.AsyncClient(
                         transport=httpx2.AsyncHTTPTransport(uds=address, verify=context),
-                        timeout=httpx2.Timeout(None, connect=CONNECT_S),
+                        timeout=httpx2.Timeout(self._patience_s, connect=CONNECT_S),
                         base_url="http://belljar",
                     ) as client,
                     client.stream(operation.method, **request) as response,
