@@ -10,6 +10,7 @@ libraries call those of what they hold: a slice of a DataFrame copies its `attrs
 # ruff: noqa: B905 - Python 3.9 has no `strict`
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,8 +35,13 @@ _PANDAS_KINDS = {
 }
 _PANDAS_TEXTS = ("pandas.StringArray", "pandas.StringArrayNumpySemantics")
 _ARROW_TEXTS = ("pandas.ArrowStringArray", "pandas.ArrowStringArrayNumpySemantics")
-_UNSAFE: Any = object()
-"""Stands for what a dictionary has that cannot be asked without running code of the session."""
+_WORDS = {
+    "text": re.compile(r"(large_)?str(ing)?|cat|enum"),
+    "number": re.compile(r"(u?int|[iuf]|float|halffloat|double|decimal)\d*"),
+    "boolean": re.compile(r"bool"),
+    "time": re.compile(r"timestamp|date(time|\d+)?|time\d*|duration"),
+}
+"""What types of pyarrow and polars are called, without what follows in brackets."""
 
 
 class Column(NamedTuple):
@@ -151,6 +157,7 @@ class TableReader:
     # Tables
 
     def _table_of_frame(self, frame: Any) -> Table:
+        self._deadline.check()
         names, labels = self._index_column(frame.columns), self._index_column(frame.index)
         return Table(
             labels.length,
@@ -391,7 +398,8 @@ def _library_column(values: Any, length: int, dtype: str, listing: str) -> Colum
             return getattr(values.slice(start, max(0, stop - start)), listing)()
         return [getattr(values.slice(place, 1), listing)()[0] for place in places]
 
-    kind = next((kind for kind, words in _WORDS.items() if dtype.startswith(words)), "object")
+    word = dtype.partition("[")[0].partition("(")[0]
+    kind = next((kind for kind, words in _WORDS.items() if words.fullmatch(word)), "object")
 
     def order(deadline: Deadline) -> "tuple[Any, Any]":
         if kind != "time" and not dtype.startswith("decimal"):
@@ -402,29 +410,6 @@ def _library_column(values: Any, length: int, dtype: str, listing: str) -> Colum
         return present, [place for place in range(length) if values[place] is None]
 
     return Column(length, kind, dtype[:100], taken, order)
-
-
-_WORDS = {
-    "text": ("str", "large_string", "cat", "enum"),
-    "number": (
-        "int",
-        "uint",
-        "float",
-        "double",
-        "half",
-        "decimal",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "i128",
-        "u",
-        "f32",
-        "f64",
-    ),
-    "boolean": ("bool",),
-    "time": ("timestamp", "date", "time", "duration"),
-}
 
 
 def _range_column(numbers: range) -> Column:
