@@ -146,15 +146,14 @@ class ManyEngine(CalledEngine):
         pages: list[tuple[str, SessionPage]] = await self._all(
             "sessions", access, wanted=wanted, cursor=cursor, limit=limit
         )
+        if len(pages) == 1:
+            return pages[0][1]
         # Those that sleep are told by every server.
         entries = {entry.session_id: entry for _, page in pages for entry in page.items}
         ordered = sorted(entries.values(), key=lambda entry: (entry.created_at, entry.session_id), reverse=True)
         shown = ordered[:limit]
         has_more = len(ordered) > limit or any(page.next for _, page in pages)
-        ends = [page.next for _, page in pages if page.next]
         after = ",".join(page.after for _, page in pages)
-        if has_more and len(pages) == 1:
-            return SessionPage(items=shown, next=ends[0] if ends else None, after=after)
         return SessionPage(items=shown, next=_place(shown[-1]) if has_more and shown else None, after=after)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
