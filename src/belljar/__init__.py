@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING  # noqa: E402
 if TYPE_CHECKING:
     from belljar.api import Engine, open_engine, open_session
     from belljar.client import RemoteServer, connect
-    from belljar.environments.packages import InstallOutcome
+    from belljar.environments.installs import InstallOutcome
     from belljar.errors import (
         BelljarError,
         Busy,
@@ -81,7 +81,7 @@ __all__ = [
 _MODULES = {
     "belljar.api": ("Engine", "open_engine", "open_session"),
     "belljar.client": ("RemoteServer", "connect"),
-    "belljar.environments.packages": ("InstallOutcome",),
+    "belljar.environments.installs": ("InstallOutcome",),
     "belljar.errors": (
         "BelljarError",
         "Busy",

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from itertools import islice
 
 from belljar.answers import typed_prompt, values_of
-from belljar.environments.packages import InstallOutcome
+from belljar.environments.installs import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.cell import make_cell
-from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.execution import Execution
 from belljar.executions.working_folder import file_uri
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import PAGED_LIMIT
@@ -33,6 +33,7 @@ from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sessions.packages import install_packages
+from belljar.sessions.queue import interrupt_all
 from belljar.sessions.session import Session
 from belljar.settings import Settings, given_flags, load_settings
 from belljar.surfaces.server_socket import open_reachable_runtime

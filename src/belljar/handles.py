@@ -17,7 +17,7 @@ from belljar.errors import InvalidArgument, UsageError, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
-    from belljar.environments.packages import InstallOutcome
+    from belljar.environments.installs import InstallOutcome
 
 OnInput = Callable[[str], Awaitable[str | None]]
 """Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError.

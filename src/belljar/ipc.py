@@ -8,7 +8,7 @@ sends uninvited.
 
 Three protocols are not here. Packets with descriptors are in `inside/supervisor/packets.py`, because the supervisor and
 the maker of sandboxes run without belljar's modules. The one order to a container's first process is in
-`sandboxes/container/handshake.py`. The kernel's frames, each with its length in front, are in `kernels/wire.py`.
+`sandboxes/container/process.py`. The kernel's frames, each with its length in front, are in `kernels/wire.py`.
 """
 
 import asyncio

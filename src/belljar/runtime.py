@@ -25,7 +25,7 @@ from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
 from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
-from belljar.privacy.redactors import SECTION, Redactors
+from belljar.privacy.redaction import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
 from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.form_targets import OwnTargets

@@ -17,7 +17,7 @@ from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewindin
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
-    from belljar.environments.packages import InstallOutcome
+    from belljar.environments.installs import InstallOutcome
 
 Answer = Callable[[str], str | None]
 """Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError."""

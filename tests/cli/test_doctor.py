@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import doctor, limit_check
+from belljar.cli import doctor
 from belljar.cli.doctor import examine_providers
 from belljar.cli.findings import HostFinding, report
 from belljar.environments import Environment
@@ -50,7 +50,7 @@ def quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return [LimitTrial(name, True, "not tried") for name in enforcer.groups.controllers]
 
     if "every_section" not in request.node.name:
-        monkeypatch.setattr(limit_check, "try_limits", tried)
+        monkeypatch.setattr(doctor, "try_limits", tried)
         monkeypatch.setattr(ContainerProvider, "check", lambda _: [HostCheck("engine", False, "not asked")])
 
 

@@ -13,8 +13,7 @@ from servers import certificate, echoing, serving_context
 
 from belljar.egress import proxy as proxy_module
 from belljar.egress.proxy import Proxy, ProxyLimits, open_proxy
-from belljar.egress.rules import parse_rule
-from belljar.files.addresses import refusal
+from belljar.egress.rules import parse_rule, refusal
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,8 @@ from belljar.api import LocalSession, open_engine
 from belljar.environments import CondaPlace, find_conda, list_conda, open_environment
 from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.description import describe_packages
-from belljar.environments.packages import check_installed, install
+from belljar.environments.installs import install
+from belljar.environments.presence import check_installed
 from belljar.errors import EnvironmentBroken
 from belljar.sandboxes import providers
 from belljar.settings import Settings

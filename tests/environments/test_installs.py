@@ -9,9 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.environments import packages
+from belljar.environments import installs
 from belljar.environments.base import Environment
-from belljar.environments.packages import InstallOutcome, as_fields, check_installed
+from belljar.environments.installs import InstallOutcome, as_fields
+from belljar.environments.presence import check_installed
 from belljar.errors import InvalidArgument
 from local_index import LocalIndex
 from uv_sandboxes import open_uv_sandbox
@@ -37,8 +38,8 @@ def install(request: pytest.FixtureRequest, index: LocalIndex) -> Install:
     if request.param == "host":
         if not IS_LONG and not request.node.originalname.startswith(ON_HOST):
             pytest.skip("a long trial: BELLJAR_LONG=1 runs it; with uv in its sandbox it is tried anyway")
-        return packages.install
-    return partial(packages.install, open_uv=open_uv_sandbox().uv_for("s1"))
+        return installs.install
+    return partial(installs.install, open_uv=open_uv_sandbox().uv_for("s1"))
 
 
 @pytest.fixture(autouse=True)

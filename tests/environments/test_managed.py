@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.environments.build_progress import BuildProgress
 from belljar.environments.file_lock import open_lock
 from belljar.environments.managed import (
     DEFAULT,
+    BuildProgress,
     Recipe,
     compile_packages,
     interpreter_path,

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from belljar.environments.base import Environment
-from belljar.environments.packages import PackageStatus, as_fields, check_installed
+from belljar.environments.installs import as_fields
+from belljar.environments.presence import PackageStatus, check_installed
 from belljar.errors import InvalidArgument
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from belljar.api import open_session
 from belljar.environments.base import Environment
-from belljar.environments.packages import InstallOutcome, install
+from belljar.environments.installs import InstallOutcome, install
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 

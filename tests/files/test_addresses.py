@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from belljar.files.addresses import refusal, refusal_of_chosen
+from belljar.egress.rules import refusal, refusal_of_chosen
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "20.60.0.1", "2606:4700::1111", "64:ff9b::808:808"])

@@ -18,9 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from belljar.egress.rules import parse_rule
+from belljar.egress.rules import Address, parse_rule, refusal
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
-from belljar.files.addresses import Address, refusal
 from belljar.files.https import Reach, fetch_https, fetch_https_into, send_https
 
 pytestmark = pytest.mark.anyio

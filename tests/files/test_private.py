@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import SettingsError
-from belljar.files.ownership import disarm
+from belljar.files.fd_walk import disarm
 from belljar.files.private import make_folder, open_data_directory, write_file
 from belljar.ipc import bind
 

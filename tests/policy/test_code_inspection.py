@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from belljar.policy.code_inspection import Finding, Inspector
+from belljar.policy.code_inspection import CodeFinding, Inspector
 from belljar.policy.code_names import CodeNames
 from belljar.policy.rules import CodeRule
 
@@ -104,7 +104,7 @@ def test_patterns_are_found(code: str) -> None:
 def test_code_in_text_that_is_run_is_looked_into() -> None:
     inspector = Inspector([CodeRule(imports=["subprocess"])])
     inspection = inspector.inspect("x = 1\nexec('import subprocess')", CodeNames())
-    assert inspection.findings == (Finding(2, 0, "import of subprocess, in text that is run", "code.1"),)
+    assert inspection.findings == (CodeFinding(2, 0, "import of subprocess, in text that is run", "code.1"),)
 
 
 def test_names_that_earlier_cells_bound_are_known() -> None:

@@ -4,9 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from belljar.errors import SettingsError
-from belljar.privacy.redactors import Redactors
+from belljar.privacy.redaction import Redactors, Secrets
 from belljar.privacy.rules import PrivacyRules, matches
-from belljar.privacy.secrets import Secrets
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,8 @@ from belljar.outputs.events import (
     Stream,
 )
 from belljar.outputs.recorder import Screens
-from belljar.privacy import redaction_screen as screen_module
-from belljar.privacy.redaction import SessionRedactor
-from belljar.privacy.redaction_screen import MAX_CHARS, RedactionScreen
+from belljar.privacy import redaction as screen_module
+from belljar.privacy.redaction import MAX_CHARS, RedactionScreen, SessionRedactor
 from belljar.privacy.rules import PrivacyRules
 from belljar.runtime import open_runtime
 from shared_environment import settings_with

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from personal_data import LOOKALIKES, VALUES, WORDS, mixed_texts
 
 from belljar.errors import SecretRefused
-from belljar.privacy.redaction import MAX_DEPTH, SessionRedactor
+from belljar.privacy.redaction import MAX_DEPTH, Secrets, SessionRedactor
 from belljar.privacy.rules import PrivacyRules
-from belljar.privacy.secrets import Secrets
 from belljar.privacy.vault import AHEAD, TOKEN, TokenCounter, TokenLog, Vault
 
 RULES = PrivacyRules.model_validate(

@@ -21,8 +21,8 @@ import anyio
 import pytest
 
 from belljar.environments.base import Environment
+from belljar.environments.installs import InstallOutcome, install
 from belljar.environments.package_index import read_access
-from belljar.environments.packages import InstallOutcome, install
 from belljar.environments.uv import UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken
 from belljar.files.fd_walk import remove_tree

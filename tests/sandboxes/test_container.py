@@ -24,7 +24,7 @@ from belljar.sandboxes.base import Limits, Provider, SandboxSpec
 from belljar.sandboxes.container import process as containment
 from belljar.sandboxes.container import provider as container
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine, find_engines
-from belljar.sandboxes.container.handshake import Handshake
+from belljar.sandboxes.container.process import Handshake
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.container.run_arguments import RunArguments, find_interpreter
 from belljar.sandboxes.limits.cgroup_discovery import ControlGroups

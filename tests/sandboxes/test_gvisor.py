@@ -17,7 +17,7 @@ from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, Provider, SandboxSpec
 from belljar.sandboxes.gvisor.provider import GVisorProvider, find_runsc
 from belljar.sandboxes.limits.systemd_scope import find_control_groups
-from belljar.sandboxes.process_tree import open_descendant
+from belljar.sandboxes.process import open_descendant
 from belljar.settings import Settings
 
 pytestmark = pytest.mark.anyio

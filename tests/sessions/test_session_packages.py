@@ -15,9 +15,9 @@ from uv import find_uv_bin
 
 from belljar.api import LocalSession, open_engine, open_session
 from belljar.egress.rules import Rule
-from belljar.environments import Environment, install_room
+from belljar.environments import Environment
+from belljar.environments.installs import InstallOutcome
 from belljar.environments.package_index import find_index_hosts, index_variables
-from belljar.environments.packages import InstallOutcome
 from belljar.errors import TooLarge
 from belljar.files import disk_usage
 from belljar.files.disk_usage import FolderUsage
@@ -369,7 +369,7 @@ async def test_packages_that_unpack_to_more_than_there_is_room_for_end_the_insta
     # Fewer than anyone would want, because making files is slow.
     monkeypatch.setattr(disk_usage, "_FEWEST_FILES", 2_000)
     monkeypatch.setattr(disk_usage, "_FILES_PER_MB", 1)
-    monkeypatch.setattr(install_room, "_BESIDE", FolderUsage(64 << 20, 1_000))
+    monkeypatch.setattr(disk_usage, "_BESIDE", FolderUsage(64 << 20, 1_000))
     add_bombs(tmp_path / "index")
     flags = {"disk_mb": 50, "sandbox": provider}
     async with session(default_environment, tmp_path, **flags) as handle:

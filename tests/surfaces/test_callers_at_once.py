@@ -14,8 +14,8 @@ from calls import FORKS, Caller, connected, opened_runtime, served_over_http, se
 from mcp.types import CallToolResult
 
 from belljar.environments import Environment
-from belljar.environments.install_room import InstallRoom, NoRoom
 from belljar.errors import BelljarError, QuestionClosed, TooLarge
+from belljar.files.disk_usage import InstallRoom, NoRoom
 from belljar.runtime import Runtime
 from waiting import until
 

@@ -15,9 +15,8 @@ from upstream_calls import Person, call, connected, said
 
 from belljar.errors import UpstreamFailed
 from belljar.ipc import Line, Overlong
-from belljar.toolbox.direct_calls import number_of
+from belljar.toolbox.direct_calls import PipeReader, PipeWriter, number_of
 from belljar.toolbox.message_memory import MemoryShare, MessageMemory
-from belljar.toolbox.pipes import PipeReader, PipeWriter
 from belljar.toolbox.server_config import StdioServer
 from waiting import until
 

@@ -1,11 +1,14 @@
 """`belljar doctor`: report what this host can do, line by line, and what to do about the rest.
 
 A check that is not passed fails if the configured settings need it, and warns if they do not. The checks of sandboxes
-and environments are in their own packages; this module runs them and prints the results.
+and environments are in their own packages; this module runs them and prints the results. To see whether sessions are
+forked, it starts a zygote with the configured sandbox and environment, forks one session from it, and asks that session
+which modules are imported. It changes nothing: an environment that does not exist yet is not made for it.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
 import shlex
@@ -14,6 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,22 +25,29 @@ from typing import Annotated
 import typer
 
 from belljar.cli.findings import HostFinding, print_findings
-from belljar.cli.fork_check import check_forks
-from belljar.cli.limit_check import check_limits
 from belljar.distribution import DISTRIBUTION, foreign_belljar
 from belljar.environments import check_environments
 from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
+from belljar.environments.selection import is_prepared
 from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.journal.damage import SALVAGE_HINT, FileCheck
+from belljar.kernels.base import Kernel
+from belljar.outputs.events import Stream
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
+from belljar.provisioning.starter import KernelStarter
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
 from belljar.sandboxes import providers
-from belljar.sandboxes.base import HostCheck, Provider
+from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
 from belljar.sandboxes.installed import ask_checks
+from belljar.sandboxes.limits.cgroup_discovery import CONTROLLERS, ControlGroups
+from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.limits.host_memory import memory_allowance_mb, memory_shortage
+from belljar.sandboxes.limits.systemd_scope import request_scope
+from belljar.sandboxes.limits.trials import LimitTrial, try_limits
+from belljar.sessions.pool import new_folders
 from belljar.settings import Settings, load_command_settings, parse_key, unread_files
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
 from belljar.settings.sandboxes import installed_sandboxes
@@ -53,6 +64,18 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _LIMITED_BY_US = ("namespace", "process", "gvisor")
 """The sandboxes whose limits are a section of their own, in which each is proved."""
 _NO_SESSIONS = "no session can start with these settings"
+_NAMES = {"memory": "memory", "cpu": "processors", "pids": "processes"}
+_COSTS = {
+    "memory": "each process of a session is limited by itself: many together can use up the machine's memory",
+    "cpu": "a session is only placed on as many processors, which its code can undo",
+    "pids": "processes are counted for each user, where sessions have users of their own, or else not at all",
+}
+_ELSEWHERE = {"container": "the engine", "microvm": "the virtual machine"}
+_NAME = "sessions"
+_COLD = "they start cold, which takes about half a second and the imports of each"
+_PRELOAD_HINT = "Take what does not import out of preload, or install it into the environment"
+_WARM_HINT = "See whether it does with fewer modules in preload"
+_ASK = "import sys; print(*[name for name in {names!r} if name not in sys.modules], sep='\\n')"
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
@@ -302,7 +325,7 @@ def _check_azure(settings: Settings) -> Iterator[HostFinding]:
             )
         return
     # Its HTTP client takes a while to import, which only those who use a pool should pay.
-    from belljar.kernels.azure.checks import check_pool
+    from belljar.kernels.azure.data_plane import check_pool
 
     for check in asyncio.run(check_pool(settings)):
         yield _finding("azure", check.name, check, is_needed=is_needed)
@@ -370,3 +393,131 @@ def _check_node(settings: Settings) -> Iterator[HostFinding]:
         yield HostFinding("node", "ok", "node", f"{version} at {node}")
     else:
         yield HostFinding("node", "warn", "node", f"{version} at {node}, which is too old", hint, cost)
+
+
+def check_limits(settings: Settings) -> list[HostCheck]:
+    """Return what bounds a session here; a check that is not ok never prevents one, and says what that costs."""
+    if settings.environment == AZURE:
+        return [HostCheck("limits", True, "the pool sets those of its sessions")]
+    if owner := _ELSEWHERE.get(settings.sandbox):
+        return [HostCheck("limits", True, f"{owner} sets those of sessions; see the line of the sandbox")]
+    enforcer = Enforcer(asks_systemd=settings.systemd_scope)
+    offer = enforcer.groups.offer
+    logging.disable(logging.WARNING)  # the checks report what it would warn of
+    try:
+        tried = {trial.controller: trial for trial in asyncio.run(try_limits(enforcer))}
+    finally:
+        logging.disable(logging.NOTSET)
+    is_there = offer.kind != "none"
+    kind = HostCheck("control groups", is_there, _hierarchy(offer), "" if is_there else enforcer.advice)
+    return [kind, *(_check(enforcer, tried.get(name), name) for name in CONTROLLERS)]
+
+
+def _hierarchy(offer: ControlGroups) -> str:
+    if offer.kind == "none":
+        return "no hierarchy is mounted"
+    places = ", ".join(sorted({str(place) for place in offer.usable().values()}))
+    return f"{offer.kind}, " + (f"those of sessions are made below {places}" if places else "none can be made by us")
+
+
+def _check(enforcer: Enforcer, trial: LimitTrial | None, controller: str) -> HostCheck:
+    if trial is None:
+        folder = enforcer.groups.offer.folders.get(controller)
+        reason = f"{folder.parent if folder else 'our control group'} is not ours to divide"
+        refusal = request_scope() if enforcer.asks_systemd else ""
+        trial = LimitTrial(
+            controller, False, "; ".join(filter(None, ("not for a session as a whole: " + reason, refusal)))
+        )
+    name, cost = _NAMES[controller], _COSTS[controller]
+    return HostCheck(name, trial.is_enforced, trial.detail, "" if trial.is_enforced else enforcer.advice, cost)
+
+
+def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
+    """Return the checks; one that is not ok makes sessions start more slowly, and never prevents one."""
+    if not settings.fork_start:
+        return [HostCheck(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
+    if settings.environment.startswith("kernel:"):
+        return [HostCheck(_NAME, True, f"those of Jupyter kernels are not forked: {_COLD}")]
+    if settings.environment == AZURE:
+        return [HostCheck(_NAME, True, "those in an Azure pool are not forked: the pool allocates them")]
+    if not isinstance(provider, ForkableProvider):
+        return [HostCheck(_NAME, False, f"the sandbox {provider.name} cannot fork them: {_COLD}")]
+    if any(not check.is_ok for check in provider.check()):
+        return [HostCheck(_NAME, False, "not tried: the sandbox does not work")]
+    if reason := provider.no_nesting_reason():
+        return [HostCheck(_NAME, False, f"{reason}: {_COLD}", "`fork_start = false` saves trying")]
+    if not _is_prepared(settings):
+        return [HostCheck(_NAME, True, "forking works; not timed, because the environment is not prepared yet")]
+    with tempfile.TemporaryDirectory(prefix="belljar-doctor-") as folder:
+        return asyncio.run(_time_fork(settings, provider, _sessions_folder(Path(folder))))
+
+
+def _sessions_folder(folder: Path) -> Path:
+    """Make a folder for sessions with the permissions of a server's, which the users of sessions must pass through."""
+    sessions = folder / "sessions"
+    sessions.mkdir()
+    sessions.chmod(0o711)
+    return sessions
+
+
+def _is_prepared(settings: Settings) -> bool:
+    try:
+        return is_prepared(settings, settings.environment)
+    except BelljarError:
+        return True  # starting a session will report what is wrong with it
+
+
+async def _time_fork(settings: Settings, provider: Provider, folder: Path) -> list[HostCheck]:
+    starter = KernelStarter(settings, provider, folder)
+    logging.disable(logging.WARNING)  # the checks report what it would warn of
+    try:
+        zygote = await starter.zygotes.of(await starter.environments.get(settings.environment))
+        started_s = time.monotonic()
+        if zygote is None or not await zygote.warm():
+            why = zygote.complaint if zygote is not None else "no zygote"
+            return [
+                HostCheck(_NAME, False, f"the process to fork from does not get ready ({why}): {_COLD}", _WARM_HINT)
+            ]
+        warm_s = time.monotonic() - started_s
+        fork_s, missing = await _fork_one(settings, starter, folder)
+    except (BelljarError, TimeoutError) as error:
+        return [HostCheck(_NAME, False, f"none could be started: {error or 'no answer'}")]
+    finally:
+        await starter.aclose()
+        logging.disable(logging.NOTSET)
+    detail = f"forked: one is ready after {fork_s * 1000:.0f} ms; warming up took {warm_s:.1f} s, once a server"
+    return [HostCheck(_NAME, True, detail), _check_preload(settings, missing, zygote.complaint)]
+
+
+def _check_preload(settings: Settings, missing: list[str], complaint: str) -> HostCheck:
+    """Check which modules of `preload` a fork has; one that is not installed counts only if `preload` was set."""
+    absent = [name for name in missing if f"{name} does not import" not in complaint]
+    loaded = ", ".join(name for name in settings.preload if name not in missing) or "nothing"
+    details = [loaded, *([complaint] if complaint else []), *(f"{name} is not installed" for name in absent)]
+    is_ok = not complaint and (not absent or "preload" not in settings.model_fields_set)
+    return HostCheck("preload", is_ok, "; ".join(details), "" if is_ok else _PRELOAD_HINT)
+
+
+async def _fork_one(settings: Settings, starter: KernelStarter, folder: Path) -> tuple[float, list[str]]:
+    """Start one session; return the seconds that took, and the modules of `preload` that it lacks."""
+    folders = new_folders(folder, starter)
+    try:
+        started_s = time.monotonic()
+        kernel = await starter.start(settings.environment, folders)
+        took_s = time.monotonic() - started_s
+        try:
+            return took_s, await _missing_modules(kernel, settings.preload)
+        finally:
+            await kernel.aclose()
+    finally:
+        if folders.identity is not None:
+            starter.provider.release_identity(folders.identity)
+
+
+async def _missing_modules(kernel: Kernel, names: list[str]) -> list[str]:
+    printed = [
+        event.text
+        async for event in kernel.execute(_ASK.format(names=names), allow_input=False)
+        if isinstance(event, Stream) and event.name == "stdout"
+    ]
+    return [name for name in "".join(printed).split() if name in names]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from belljar.cli.streams import one_line
 from belljar.errors import BelljarError
-from belljar.executions.shared_folder import FOLDER, open_owner_folders
-from belljar.files.owner_folder import OwnerFolder, Stamp
+from belljar.executions.shared_folder import FOLDER, OwnerFolder, Stamp, open_owner_folders
 from belljar.files.transfer import download_folder, safe_path
 from belljar.files.workspace import Workspace
 from belljar.journal.run_records import RunRecord

@@ -30,7 +30,7 @@ from belljar.handles import (
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
 
 if TYPE_CHECKING:
-    from belljar.environments.packages import InstallOutcome
+    from belljar.environments.installs import InstallOutcome
 
 FIRST_WAIT_S = 2.0
 NEXT_WAIT_S = 20.0
@@ -225,7 +225,7 @@ class RemoteSession(SessionBase):
 
     async def install(self, packages: Sequence[str]) -> "list[InstallOutcome]":
         """See `SessionHandle`."""
-        from belljar.environments.packages import InstallOutcome
+        from belljar.environments.installs import InstallOutcome
 
         arguments = {"session_id": self._id, "packages": as_list(packages)}
         answer = await self._server.call("install_dependencies", arguments)

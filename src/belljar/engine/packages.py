@@ -16,7 +16,7 @@ from belljar.environments.conda.places import conda_packages
 from belljar.environments.conda.prefix import own_prefix
 from belljar.environments.description import installed_packages
 from belljar.environments.installed_packages import PackageFolder
-from belljar.environments.packages import check_requirements, pip_line
+from belljar.environments.installs import check_requirements, pip_line
 from belljar.errors import InvalidArgument
 
 # No quotes, braces or signs of a shell: IPython puts values in place of `{…}` and `$…`.

@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -18,18 +18,19 @@ from anyio import to_thread
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from pydantic import JsonValue
 
 from belljar.environments.base import Environment
 from belljar.environments.conda.installs import ChannelInstall, install_from_channels
 from belljar.environments.conda.places import conda_packages, find_tool
 from belljar.environments.conda.prefix import layer_package_folders, own_prefix
 from belljar.environments.file_lock import open_lock
-from belljar.environments.install_room import InstallRoom, NoRoom
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.managed import CONDA_LOCK
 from belljar.environments.presence import PackageStatus, check_installed, check_names
 from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument
+from belljar.files.disk_usage import InstallRoom, NoRoom
 from belljar.files.fd_walk import remove_tree
 
 # Wheels: uv resolves which versions go together, and fetches them into a folder. Only wheels are accepted, because a
@@ -385,3 +386,17 @@ def _spelled(pins: Pins) -> str:
 def _read_pins(layer: Path, version: str) -> Pins:
     folders = reversed(layer_package_folders(layer, version))
     return {name: each.version for folder in folders for name, each in folder.distributions.items()}
+
+
+def pip_line(requirements: Iterable[str]) -> str:
+    """Return the line of a notebook that installs these packages."""
+    return f"%pip install {' '.join(map(shlex.quote, requirements))}"
+
+
+def as_fields(answer: InstallOutcome | PackageStatus) -> dict[str, JsonValue]:
+    """Return the fields of one package's result, by name."""
+    fields = asdict(answer)
+    if isinstance(answer, PackageStatus):
+        return fields
+    # Left out when empty, because they matter only if packages come from more than one source.
+    return {name: value for name, value in fields.items() if value or name not in ("source", "note")}

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from belljar.environments.installed_packages import Distribution, PackageFolder
-from belljar.files.ownership import change_owner, close_to_others, disarm
+from belljar.files.fd_walk import change_owner, close_to_others, disarm
 from belljar.files.private import make_missing
 
 _FILES_LIMIT = 100_000

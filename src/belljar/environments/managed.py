@@ -3,13 +3,14 @@
 An environment that can be used has a marker file that is written last. One without it was left by a server that died;
 the next server goes on with the packages that are complete in it and with uv's cache. Its packages are compiled after
 that, while it is used already, and another marker says that this is done. This module does not know who uses an
-environment.
+environment. What uv says meanwhile is passed on with how much of it is done: packages and megabytes.
 """
 
 import contextlib
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -21,11 +22,10 @@ from anyio import to_thread
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from belljar.environments.base import inspect_interpreter
-from belljar.environments.build_progress import BuildProgress
 from belljar.environments.conda.installs import make_prefix
-from belljar.environments.conda.lockfile import conda_lock
 from belljar.environments.file_lock import open_lock, try_lock
 from belljar.environments.installed_packages import PackageFolder
+from belljar.environments.lockfile import conda_lock
 from belljar.environments.requirements import EnvironmentRequirements
 from belljar.environments.uv import UvAnswer, run_compiler, run_uv
 from belljar.errors import EnvironmentBroken
@@ -48,6 +48,10 @@ _STARTUP_LINE = (
 )
 _BUILD_TIMEOUT_S = 1800
 _NICENESS = 10
+_RESOLVED = re.compile(r"Resolved (\d+) packages? in ")
+_BEGUN = re.compile(r"Downloading (\S+) \(([\d.]+)(KiB|MiB|GiB)\)")
+_FETCHED = re.compile(r"Downloaded (\S+)")
+_MEGABYTES = {"KiB": 1024 / 1e6, "MiB": 1024**2 / 1e6, "GiB": 1024**3 / 1e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +285,31 @@ def _failed(recipe: Recipe, answer: UvAnswer) -> EnvironmentBroken:
         "not pip.conf); or set environment to the path of a virtual environment; on a host without an index "
         "set UV_OFFLINE=1, and UV_FIND_LINKS to a folder of wheels",
     )
+
+
+class BuildProgress:
+    """Passes uv's lines on to `tell`; the lines about files also say how much of everything has been fetched."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._packages = 0
+        self._sizes: dict[str, float] = {}
+        self._fetched: set[str] = set()
+
+    def on_line(self, line: str) -> None:
+        """Take the next line of uv's."""
+        if found := _RESOLVED.match(line):
+            self._packages = int(found[1])
+        if found := _BEGUN.match(line):
+            self._sizes[found[1]] = float(found[2]) * _MEGABYTES[found[3]]
+            self._tell(f"fetching {found[1]}, {self._sizes[found[1]]:.0f} MB: {self._summary()}")
+        elif (found := _FETCHED.match(line)) and found[1] in self._sizes:
+            self._fetched.add(found[1])
+            self._tell(f"fetched {found[1]}: {self._summary()}")
+        elif line and not line.startswith("Activate with:"):  # advice for shells, which use no such environment
+            self._tell(line)
+
+    def _summary(self) -> str:
+        done = sum(self._sizes[name] for name in self._fetched)
+        packages = f" of {self._packages} packages" if self._packages else ""
+        return f"{done:.0f} of {sum(self._sizes.values()):.0f} MB{packages}"

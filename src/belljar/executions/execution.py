@@ -17,9 +17,11 @@ from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
 from belljar.executions.outcome import (
+    ON_REQUEST,
     RESUMED,
     GpuUse,
     Outcome,
+    Stopper,
     Times,
     cause_of_death,
     fatal_incident,
@@ -34,7 +36,6 @@ from belljar.executions.outcome import (
 )
 from belljar.executions.policy_check import SyntaxFault, check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
-from belljar.executions.stopper import ON_REQUEST, Stopper
 from belljar.executions.transcript import Transcript, keep_figures, keep_uris
 from belljar.executions.working_folder import FileChanges
 from belljar.facts import CellFacts
@@ -609,11 +610,3 @@ class Execution:
     def _notify(self) -> None:
         self.changed_at = time.time()
         self._changed.notify()
-
-
-async def interrupt_all(executions: Sequence[Execution]) -> None:
-    """Stop executions of one session, given in order, and wait until they have ended."""
-    # The last one first, so that none of them starts because the one before it has ended.
-    for execution in reversed(executions):
-        execution.interrupt()
-    await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))

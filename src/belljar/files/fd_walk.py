@@ -2,7 +2,9 @@
 
 Symlinks are never followed, and nothing is opened by a path of more than one name. If we own a file or folder but its
 mode keeps us out, the mode is widened for as long as it is open, and then put back. `remove_tree` removes a whole tree
-with `rm`, and with `chmod` where that is not enough. This module knows nothing of copies or snapshots. Blocking; call
+with `rm`, and with `chmod` where that is not enough. Trees that hostile code built and no longer runs in are given
+another owner, and lose set-ID bits and devices, by `chown`, `chmod` and `find`, which have no limit on depth; Python's
+own walk gives up at about a thousand levels. This module knows nothing of copies or snapshots. Blocking; call
 it in a thread.
 """
 
@@ -13,7 +15,7 @@ import os
 import secrets
 import stat
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,6 +49,10 @@ _MAX_NAMED = 100
 _BATCH = 5_000
 _PASSES = 1_000
 _FLAT_DEPTH = 16
+_MESSAGE_LIMIT = 300
+_SET_ID = ("(", "-perm", "-4000", "-o", "-perm", "-2000", ")")
+_DEVICES = ("(", "-type", "b", "-o", "-type", "c", ")")
+_PIPES_AND_SOCKETS = ("(", "-type", "p", "-o", "-type", "s", ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +210,36 @@ def _is_done(*command: str | Path) -> bool:
         log.warning("%s of %s failed: %s", words[0], path, type(error).__name__)
         return False
     return not done.returncode
+
+
+def change_owner(folders: Sequence[Path], uid: int, gid: int) -> None:
+    """Make a user the owner of everything in these trees; of a symlink itself, not of its target."""
+    if complaint := _run(["chown", "-R", "-h", f"{uid}:{gid}", "--"], folders):
+        raise OSError(complaint)
+
+
+def close_to_others(folder: Path) -> None:
+    """Let nobody but the owner write to anything in a tree, and let the owner enter every folder."""
+    # `chmod -R` leaves links inside a tree alone, but follows a link that it is called with.
+    if not folder.is_symlink():
+        _run(["chmod", "-R", "u+rwX,go-w", "--"], [folder])
+
+
+def disarm(folders: Sequence[Path], *, keeps_pipes: bool = True) -> None:
+    """Clear set-user-ID and set-group-ID bits, and remove devices; pipes and sockets too, unless `keeps_pipes`.
+
+    Folders that we own and may not enter are left as they are, because nobody else may enter them either.
+    """
+    removed = _DEVICES if keeps_pipes else ("(", *_DEVICES, "-o", *_PIPES_AND_SOCKETS, ")")
+    change = ("!", "-type", "l", *_SET_ID, "-exec", "chmod", "u-s,g-s", "{}", "+")
+    _run(["find", "-P"], folders, ["-xdev", "(", *removed, "-delete", ")", "-o", "(", *change, ")"])
+
+
+def _run(command: Sequence[str], folders: Sequence[Path], rest: Sequence[str] = ()) -> str:
+    """Run a command on those folders that exist; return its error message, or empty if it succeeded."""
+    there = [str(folder) for folder in folders if os.path.lexists(folder)]
+    if not there:
+        return ""
+    done = subprocess.run([*command, *there, *rest], check=False, capture_output=True, stdin=subprocess.DEVNULL)
+    message = done.stderr.decode(errors="replace").strip()[-_MESSAGE_LIMIT:]
+    return message or f"{command[0]} ended with {done.returncode}" if done.returncode else ""

@@ -19,9 +19,8 @@ import anyio
 import h11
 from anyio.abc import ByteStream
 
-from belljar.egress.rules import Rule, plain_host
+from belljar.egress.rules import Address, Rule, plain_host, refusal
 from belljar.errors import FileMissing, InvalidArgument, TooLarge
-from belljar.files.addresses import Address, refusal
 from belljar.files.openat import unwritable
 
 MAX_REDIRECTS = 5

@@ -12,8 +12,7 @@ from typing import Literal
 
 from belljar.policy.cell_syntax import SHELL, Escape, Reading, Unreadable, is_shell, is_shell_method, read_cell
 from belljar.policy.code_names import ANY, IPYTHON, CodeNames
-from belljar.policy.code_patterns import Template
-from belljar.policy.rules import CodeRule
+from belljar.policy.rules import CodeRule, Template
 
 MAX_FINDINGS = 20
 MAX_NESTED = 8
@@ -26,7 +25,7 @@ _RANK: tuple[Decision, ...] = ("deny", "ask", "warn", "allow")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CodeFinding:
     """A place in code that the policy does not allow."""
 
     line: int
@@ -40,7 +39,7 @@ class Inspection:
     """The first findings in a cell, and the strictest decision of their rules."""
 
     decision: Decision = "allow"
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CodeFinding, ...] = ()
     reasons: tuple[str, ...] = ()
     """The reason that each finding's rule gives, in the order of the findings."""
     in_console: bool = False
@@ -78,11 +77,11 @@ class Inspector:
             reading = read_cell(code)
         except Unreadable as error:
             what = f"cannot be read as Python: {error.reason}"
-            finding = Finding(error.line, 0, what, UNREADABLE)
+            finding = CodeFinding(error.line, 0, what, UNREADABLE)
             return Inspection("deny", (finding,), ("",), syntax_error=error.error)
         found = dict.fromkeys(self._findings(reading, names, 0))
         rules = {checks.name: checks.rule for checks in self._checks}
-        decided: list[tuple[Decision, Finding]] = [(self._decision(rules, finding), finding) for finding in found]
+        decided: list[tuple[Decision, CodeFinding]] = [(self._decision(rules, finding), finding) for finding in found]
         decided.sort(key=lambda pair: (_RANK.index(pair[0]), pair[1].line))
         worst = decided[0][0] if decided else _RANK[-1]
         shown = [finding for _, finding in decided[:MAX_FINDINGS]]
@@ -94,11 +93,11 @@ class Inspector:
         )
         return Inspection(worst, tuple(shown), tuple(reasons), in_console)
 
-    def _decision(self, rules: dict[str, CodeRule], finding: Finding) -> Decision:
+    def _decision(self, rules: dict[str, CodeRule], finding: CodeFinding) -> Decision:
         decision = rules[finding.rule].decision if finding.rule in rules else "deny"
         return "deny" if decision == "warn" and self._is_strict else decision
 
-    def _findings(self, reading: Reading, names: CodeNames, depth: int) -> Iterator[Finding]:
+    def _findings(self, reading: Reading, names: CodeNames, depth: int) -> Iterator[CodeFinding]:
         names.learn(reading.tree)
         for escape in (*reading.escapes, *_automagic(reading, names)):
             yield from self._in_escape(escape)
@@ -111,18 +110,18 @@ class Inspector:
         for body in reading.bodies:
             yield from self._findings(body, names, depth)
 
-    def _in_escape(self, escape: Escape) -> Iterator[Finding]:
+    def _in_escape(self, escape: Escape) -> Iterator[CodeFinding]:
         for checks in self._checks:
             if escape.name == SHELL:
                 if checks.rule.shell:
-                    yield Finding(escape.line, 0, "a shell command", checks.name)
+                    yield CodeFinding(escape.line, 0, "a shell command", checks.name)
             elif not escape.name:
                 if self._is_strict and (checks.magics or checks.rule.shell):
-                    yield Finding(escape.line, 0, "a magic by a name that is not written there", checks.name)
+                    yield CodeFinding(escape.line, 0, "a magic by a name that is not written there", checks.name)
             elif checks.magics and checks.magics.fullmatch(escape.name):
-                yield Finding(escape.line, 0, f"the magic %{escape.name}", checks.name)
+                yield CodeFinding(escape.line, 0, f"the magic %{escape.name}", checks.name)
 
-    def _in_node(self, node: ast.AST, names: CodeNames) -> Iterator[Finding]:
+    def _in_node(self, node: ast.AST, names: CodeNames) -> Iterator[CodeFinding]:
         match node:
             case ast.Import() | ast.ImportFrom():
                 yield from self._in_import(node, [*_modules(node)])
@@ -141,7 +140,7 @@ class Inspector:
                 yield from (_at(node, name, checks.name) for name in dotted if checks.calls.fullmatch(name))
         yield from self._like(node, names)
 
-    def _in_import(self, node: ast.AST, modules: list[str | None]) -> Iterator[Finding]:
+    def _in_import(self, node: ast.AST, modules: list[str | None]) -> Iterator[CodeFinding]:
         for checks in self._checks:
             for module in modules:
                 if module is not None and _is_blocked_module(checks, module):
@@ -149,7 +148,7 @@ class Inspector:
                 elif module is None and self._is_strict and (checks.imports or checks.only_imports):
                     yield _at(node, "an import by a name that is not written there", checks.name)
 
-    def _like(self, node: ast.AST, names: CodeNames) -> Iterator[Finding]:
+    def _like(self, node: ast.AST, names: CodeNames) -> Iterator[CodeFinding]:
         if type(node) not in self._kinds:
             return
         for checks in self._checks:
@@ -157,7 +156,7 @@ class Inspector:
                 if template.matches(node, names):
                     yield _at(node, f"{ast.unparse(node)[:MAX_CHARS]} is like {template.text}", checks.name)
 
-    def _in_text(self, node: ast.Call, names: CodeNames, depth: int) -> Iterator[Finding]:
+    def _in_text(self, node: ast.Call, names: CodeNames, depth: int) -> Iterator[CodeFinding]:
         """Check code that is written as a string and run, as in `exec("import os")`."""
         if not _RUNNERS & {*names.of(node.func)}:
             return
@@ -223,5 +222,5 @@ def _is_blocked_module(checks: _CodeChecks, module: str) -> bool:
     return checks.only_imports is not None and not any(checks.only_imports.fullmatch(name) for name in above)
 
 
-def _at(node: ast.AST, what: str, rule: str) -> Finding:
-    return Finding(getattr(node, "lineno", 1), getattr(node, "col_offset", 0), what, rule)
+def _at(node: ast.AST, what: str, rule: str) -> CodeFinding:
+    return CodeFinding(getattr(node, "lineno", 1), getattr(node, "col_offset", 0), what, rule)

@@ -21,7 +21,7 @@ from belljar.files.private import write_file
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
 from belljar.policy.cell_syntax import is_quick
-from belljar.policy.code_inspection import Finding, Inspection, Inspector
+from belljar.policy.code_inspection import CodeFinding, Inspection, Inspector
 from belljar.policy.code_names import CodeNames
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.expressions import Expression, ExpressionFailed
@@ -83,7 +83,8 @@ class GuardState:
 
     def inherit(self, other: "GuardState") -> None:
         """Copy the state of the session that this one was forked from."""
-        self.names = other.names.copy()
+        has_names = other.names.origins or other.names.starred or other.names.bound
+        self.names = other.names.copy() if has_names else CodeNames()
         self._counts, self._approved = dict(other._counts), set(other._approved)
         self._write()
         self._write_names()
@@ -434,7 +435,7 @@ class Guard:
             return Inspection()
         if environment.startswith(KERNEL_MARK) and self._compiled.policy.other_kernels == "deny":
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
-            return Inspection("deny", (Finding(1, 0, what, "other_kernels"),), ("",))
+            return Inspection("deny", (CodeFinding(1, 0, what, "other_kernels"),), ("",))
         names = self._memory.names.copy()
         if is_quick(code):
             inspection = self._compiled.inspector.inspect(code, names)

@@ -2,25 +2,47 @@
 
 `redact` is for what comes in from tools, `redact_own_text` for what goes out to callers, `fill_in` for arguments on
 their way to a tool. Each reads a text once, from left to right: what it puts in is not read again.
-Knows nothing of events or calls.
+A secret of the host (`${secret:NAME}`) comes from the variable `BELLJAR_SECRET_NAME`, or else from the file of the
+setting `secrets_file`, and is read when it is needed, so that a change takes effect at once. Knows nothing of events or
+calls.
 """
 
 import json
 import logging
 import math
+import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pydantic import BaseModel
+
 from belljar.errors import InvalidArgument, SecretRefused, SettingsError
 from belljar.json_values import TooManyValues, check_values
-from belljar.privacy.detectors import Detector, Span, disjoint, masked
+from belljar.outputs.events import (
+    CommMessage,
+    DisplayData,
+    Event,
+    ExecuteResult,
+    InputRequest,
+    MimeBundle,
+    Notice,
+    Raised,
+    Stream,
+    with_clean_text,
+)
+from belljar.outputs.recorder import TailBuffer
+from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS, Detector, Span, disjoint, masked
 from belljar.privacy.rules import PrivacyRules
-from belljar.privacy.secrets import PREFIX, REFERENCE, Secrets
 from belljar.privacy.vault import TEXT, TOKEN, TokenCounter, TokenLog, Value, Vault
 
+PREFIX = "BELLJAR_SECRET_"
+REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]{0,63})\}")
 FIELD = "field"
 _HOSTS_OWN = "host:"
 """Prefix of a secret's name, in the kind of a span that has the secret's value."""
@@ -38,6 +60,54 @@ _WIDEST_BITS = 128
 log = logging.getLogger(__name__)
 
 _PUT_IN = re.compile(f"{TOKEN.pattern}|{REFERENCE.pattern}")
+SECTION = "privacy"
+"""The policy's table with the privacy rules."""
+MAX_CHARS = 4_000_000
+"""Characters of one execution's streams that are searched: a million take a second, longer if all are numbers."""
+MAX_S = 30.0
+"""Processor time for one execution, limited because code may choose output that takes long to search."""
+_ENOUGH = f"output past {MAX_CHARS:,} characters is not shown, because it is not searched for personal data"
+_TOO_SLOW = "the rest is not shown, because searching it for personal data takes too long"
+
+
+class Secrets:
+    """The host's secrets: where they come from, and their current values."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._read_at = -1
+        self._kept: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Raise SettingsError for a file that cannot be read, before anyone needs it."""
+        self._from_file()
+
+    def get(self, name: str) -> str | None:
+        """Return the value; None where the host has none of that name."""
+        return os.environ.get(PREFIX + name) or self._from_file().get(name)
+
+    def _from_file(self) -> dict[str, str]:
+        if self._file is None:
+            return {}
+        try:
+            changed_at = self._file.stat().st_mtime_ns
+            if changed_at != self._read_at:
+                values = tomllib.loads(self._file.read_text("utf-8"))
+                self._kept = {name: value for name, value in values.items() if isinstance(value, str)}
+                self._read_at = changed_at
+        except (OSError, ValueError) as error:
+            # Without the error's own text, which may quote a line of the file.
+            raise SettingsError(
+                f"secrets_file {self._file} cannot be read: {type(error).__name__}",
+                hint='Write one NAME = "value" a line, as TOML has it',
+            ) from None
+        return self._kept
+
+
+@cache
+def _no_rules() -> tuple[PrivacyRules, Detector]:
+    """Return what sessions without rules share."""
+    return (rules := PrivacyRules()), Detector(rules)
 
 
 class SessionRedactor:
@@ -49,15 +119,15 @@ class SessionRedactor:
         self.vault = Vault() if vault is None else vault
         self._secrets = secrets or Secrets()
         self._is_in_use = rules is not None
-        self._obey(rules or PrivacyRules())
+        self._obey(rules or _no_rules()[0])
         self._token_log: TokenLog | None = None
         self._named: dict[str, str] = {}
         self._looked_at = -math.inf
 
     def _obey(self, rules: PrivacyRules) -> None:
         self.rules = rules
-        self.detector = Detector(rules)
-        self.redacts_outputs = bool(self.detector) and self._hides("outputs")
+        self.detector = Detector(rules) if self._is_in_use else _no_rules()[1]
+        self.redacts_outputs = self._is_in_use and bool(self.detector) and self._hides("outputs")
         """Whether there is anything to look for in the session's own output."""
 
     def hide_also(self, rules: PrivacyRules) -> None:
@@ -303,3 +373,91 @@ class SessionRedactor:
 
 def _spans(found: Iterable[re.Match[str]]) -> list[Span]:
     return [Span(match.start(), match.end(), TEXT) for match in found]
+
+
+class Redactors:
+    """The maker of redactors, by the policy's section; without one each redactor lets everything through."""
+
+    def __init__(self, sections: Mapping[str, BaseModel], secrets_file: str = "") -> None:
+        rules = sections.get(SECTION)
+        self._rules = rules if isinstance(rules, PrivacyRules) else None
+        self._secrets = Secrets(Path(secrets_file) if secrets_file else None)
+        self._secrets.check()
+
+    @property
+    def are_in_use(self) -> bool:
+        """Whether redactors have anything that must outlive the server."""
+        return self._rules is not None
+
+    def new_redactor(self, numbers: Path | None = None) -> SessionRedactor:
+        """Return a session's redactor; its token numbers are reserved in the file `numbers`, or only in memory."""
+        return SessionRedactor(self._rules, self._secrets, Vault(TokenCounter(numbers)))
+
+
+# Forms that come as base64, most of them without text to search.
+
+
+class RedactionScreen:
+    """The screen of one execution; see `belljar.outputs.recorder.OutputScreen`."""
+
+    def __init__(self, redactor: SessionRedactor) -> None:
+        self._redactor = redactor
+        self._tails: dict[Literal["stdout", "stderr"], TailBuffer] = {}
+        self._seen_chars = 0
+        self._spent_s = 0.0
+
+    def screen(self, event: Event) -> list[Event]:
+        """Return the event with tokens for personal data; the end of a stream that may go on is held back."""
+        if self._spent_s > MAX_S:
+            return (
+                [] if isinstance(event, Stream | DisplayData | ExecuteResult | CommMessage) else self._screened(event)
+            )
+        started_s = time.thread_time()
+        passed = self._screened(event)
+        self._spent_s += time.thread_time() - started_s
+        return [*passed, Notice(_TOO_SLOW)] if self._spent_s > MAX_S else passed
+
+    def _screened(self, event: Event) -> list[Event]:
+        if isinstance(event, Stream):
+            if self._seen_chars > MAX_CHARS:
+                return []
+            self._seen_chars += len(event.text)
+            if self._seen_chars > MAX_CHARS:
+                return [*self.flush(), Notice(_ENOUGH)]
+            text = self._tail(event.name).feed(event.text)
+            return [replace(event, text=self._redactor.redact_own_text(text))] if text else []
+        return [*self.flush(), self._redacted(event)]
+
+    def flush(self) -> Iterator[Event]:
+        """Yield the ends of both streams, which were held back."""
+        for name, tail in self._tails.items():
+            if text := tail.flush():
+                yield Stream(name, self._redactor.redact_own_text(text))
+
+    def _tail(self, name: Literal["stdout", "stderr"]) -> TailBuffer:
+        if name not in self._tails:
+            self._tails[name] = TailBuffer(BREAKERS, longest=LONGEST_CHARS, spans=self._spans)
+        return self._tails[name]
+
+    def _spans(self, text: str) -> Iterator[tuple[int, int]]:
+        return ((span.start, span.end) for span in self._redactor.detector.find(text))
+
+    def _redacted(self, event: Event) -> Event:
+        redact = self._redactor.redact_own_text
+        match event:
+            case DisplayData() | ExecuteResult():
+                return replace(event, data=self._bundle(event.data))
+            case Raised():
+                lines = [redact(line) for line in event.traceback]
+                return Raised(redact(event.name), redact(event.message), lines)
+            case InputRequest():
+                form = cast("MimeBundle", self._redactor.redact_own_value(event.form)) if event.form else None
+                return replace(event, prompt=redact(event.prompt), form=form)
+            case CommMessage():
+                redact_deep = self._redactor.redact_own_value
+                return replace(event, data=redact_deep(event.data), metadata=redact_deep(event.metadata))
+            case _:
+                return event
+
+    def _bundle(self, bundle: MimeBundle) -> MimeBundle:
+        return with_clean_text(bundle, self._redactor.redact_own_value)

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from belljar.egress.rules import Rule, parse_rules
+from belljar.egress.rules import Rule, parse_rules, refusal, refusal_of_chosen
 from belljar.environments.base import Environment, describe, inspect_interpreter
 from belljar.environments.conda.channels import channel_folders, channel_rules
-from belljar.environments.install_room import largest_file_mb
 from belljar.environments.package_index import IndexAccess, find_index_hosts, read_access
 from belljar.environments.uv import (
     SIDE,
@@ -41,7 +40,7 @@ from belljar.environments.uv import (
     solver_command,
     stopped_after,
 )
-from belljar.files.addresses import refusal, refusal_of_chosen
+from belljar.files.disk_usage import largest_file_mb
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing, write_file
 from belljar.inside import FOLDER

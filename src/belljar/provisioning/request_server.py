@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from belljar import ipc
 from belljar.egress.session_sockets import SessionSocket, open_socket_server
 from belljar.environments.base import Environment
-from belljar.environments.install_room import InstallRoom
-from belljar.environments.packages import InstallOutcome, PackageChange, install, modules_of
-from belljar.environments.presence import NAME_LIMIT_CHARS
+from belljar.environments.installs import InstallOutcome, PackageChange, install
+from belljar.environments.presence import NAME_LIMIT_CHARS, modules_of
 from belljar.environments.uv import OpenUv
 from belljar.errors import BelljarError, TooLarge
+from belljar.files.disk_usage import InstallRoom
 from belljar.files.openat import Owner
 from belljar.files.workspace import Workspace
 

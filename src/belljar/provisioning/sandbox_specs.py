@@ -12,8 +12,8 @@ from pathlib import Path
 from belljar.egress.rules import PACKAGES, parse_rules
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments import Environment
-from belljar.environments.install_room import InstallRoom
 from belljar.environments.package_index import index_variables
+from belljar.files.disk_usage import InstallRoom
 from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
 from belljar.provisioning.form_targets import ShownTargets
@@ -22,6 +22,7 @@ from belljar.provisioning.host_folders import HostFolders
 from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.gpus import GpuView
 from belljar.settings import Settings
 from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.toolbox import Toolbox
@@ -60,14 +61,14 @@ class SpecBuilder:
             readable = (*readable, *self._skills.readable, folders.skills)
         if self._targets is not None:
             readable = (*readable, *self._targets.readable)
-        view = self.gpus.view(folders.session_id, folders.identity)
+        view = self.gpus.view(folders.session_id, folders.identity) if self.gpus.is_on else GpuView({})
         return SandboxSpec(
             session_id=folders.session_id,
             workspace=folders.workspace,
             scratch=folders.scratch,
             home=folders.home,
             readable=(*readable, *view.readable),
-            folders=self._host_folders.of(folders.principal),
+            folders=self._host_folders.of(folders.principal) if self._settings.folders else (),
             limits=limits_of(self._settings),
             identity=folders.identity,
             devices=view.devices,
@@ -109,14 +110,15 @@ class SpecBuilder:
             python=python,
             environment=environment,
             egress=await self._egress(),
-            open_uv=self._uv_sandbox.uv_for(folders.session_id),
+            # Asked for when a session first installs something: most never do.
+            open_uv=lambda made, folder: self._uv_sandbox.uv_for(folders.session_id)(made, folder),
             room=room_for(folders, self._settings),
             toolbox=self._toolbox if has_tools else None,
             skills=self._skills if has_tools else None,
             targets=self._targets,
             sockets=sockets,
         )
-        if self.gpus.of(folders.session_id):
+        if self.gpus.is_on and self.gpus.of(folders.session_id):
             view = self.gpus.view(folders.session_id, folders.identity)
             serviced.variables |= view.variables or {}
             serviced.programs = view.programs
@@ -125,6 +127,8 @@ class SpecBuilder:
     async def _egress(self) -> Egress:
         """Return what the settings let sessions reach; nothing where the provider could not enforce it."""
         if not self._provider.isolates:
+            return Egress()
+        if not self._settings.egress:
             return Egress()
         rules, variables = parse_rules(self._settings.egress), dict[str, str]()
         if PACKAGES in self._settings.egress:

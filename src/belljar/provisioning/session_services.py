@@ -13,12 +13,11 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from belljar.egress.rules import Rule
+from belljar.egress.rules import Rule, refusal
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments.base import Environment
-from belljar.environments.install_room import InstallRoom
 from belljar.environments.uv import OpenUv
-from belljar.files.addresses import refusal
+from belljar.files.disk_usage import InstallRoom
 from belljar.inside import COMMANDS, RUNNER
 from belljar.provisioning.form_targets import VARIABLE as TARGETS
 from belljar.provisioning.form_targets import ShownTargets

@@ -268,7 +268,8 @@ class KernelStarter:
             )
             raise CopyRefused(f"this session cannot be forked: {reason}", hint="Start a new session instead")
         environment = kernel.environment
-        self.gpus.inherit(folders.session_id, parent.session_id)
+        if self.gpus.is_on:
+            self.gpus.inherit(folders.session_id, parent.session_id)
         try:
             nested = await provider.open_nested(self._spec(folders, environment), serviced.inner)
         except SandboxUnavailable as error:

@@ -1,7 +1,7 @@
 """The `process` provider: plain processes of this user, on this machine, without any isolation.
 
 For machines that cannot isolate, and for code that is trusted. What a session starts is ended with it as far as
-`process_tree.py` can find it, and with its control group where those can be written. Outside Linux only the process
+its search can find it, and with its control group where those can be written. Outside Linux only the process
 group is ended, and nothing is limited. The folder for temporary files is a plain one, so its size is not limited. The
 session's folder is at its own path, and at /mnt/data where `data_path.py` can show it there.
 """
@@ -10,17 +10,26 @@ import asyncio
 import contextlib
 import os
 import secrets
+import select
 import shutil
+import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import HostCheck, Incident, Sandbox, SandboxProcess, SandboxSpec
-from belljar.sandboxes.child import Child, start_child
+from belljar.sandboxes.child import Child, open_pidfd, start_child
 from belljar.sandboxes.data_path import DataPath, unlink
 from belljar.sandboxes.defaults import SandboxBase, WithoutHostUsers
 from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
-from belljar.sandboxes.process_tree import MARK, kill_process_tree
+
+MARK = "BELLJAR_SANDBOX"
+
+_TIMEOUT_S = 10.0
+_PROC = Path("/proc")
 
 
 class ProcessProvider(WithoutHostUsers):
@@ -150,3 +159,111 @@ class ProcessSandbox(SandboxBase):
         if link is not None:
             unlink(link, self.spec.workspace)
         await self._enforcement.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessEntry:
+    pid: int
+    parent: int
+    session: int
+    started: int
+    is_dead: bool
+
+
+def kill_process_tree(leader: int, mark: str, spare: Collection[int] = ()) -> None:
+    """Kill all processes of the command `leader` except the spared, and wait. `leader` must not have been reaped."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    untouchable = set(spare)
+    # Each pass may miss a child that is being forked; the next one sees it.
+    while members := [process for process in _members(leader, mark) if process.pid not in untouchable]:
+        untouchable |= _kill(members, deadline)
+
+
+def open_descendant(ancestor: int, name: str) -> int | None:
+    """Return a pidfd of the descendant whose command line begins with this name; None when there is none."""
+    living = {process.pid: process for process in _processes() if not process.is_dead}
+    below = {ancestor}
+    while more := {p.pid for p in living.values() if p.parent in below} - below:
+        below |= more
+    for pid in below:
+        if _name(pid) == name and (pidfd := open_pidfd(pid)) is not None:
+            if _is_same(living[pid]):
+                return pidfd
+            os.close(pidfd)
+    return None
+
+
+def _name(pid: int) -> str:
+    try:
+        return os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0])
+    except OSError:
+        return ""
+
+
+def _members(leader: int, mark: str) -> list[_ProcessEntry]:
+    living = {process.pid: process for process in _processes() if not process.is_dead and process.pid != os.getpid()}
+    wanted = f"{MARK}={mark}".encode()
+    found = {p.pid for p in living.values() if p.session == leader or wanted in _environment(p.pid)}
+    while more := {p.pid for p in living.values() if p.parent in found} - found:
+        found |= more
+    return [living[pid] for pid in found]
+
+
+def _processes() -> Iterator[_ProcessEntry]:
+    for folder in _PROC.iterdir():
+        if folder.name.isdigit() and (process := _read(int(folder.name))):
+            yield process
+
+
+def _read(pid: int) -> _ProcessEntry | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name is in brackets and may itself contain blanks and brackets, so the fields count from the last bracket.
+    fields = text[text.rindex(")") + 2 :].split()
+    return _ProcessEntry(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _kill(members: list[_ProcessEntry], deadline: float) -> set[int]:
+    """Kill the processes, wait until they are gone, and return those that cannot be killed."""
+    with contextlib.ExitStack() as stack:
+        dying: dict[int, int] = {}
+        survivors: set[int] = set()
+        for process in members:
+            if (pidfd := open_pidfd(process.pid)) is None:
+                continue
+            stack.callback(os.close, pidfd)
+            if not _is_same(process):
+                continue
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                dying[pidfd] = process.pid
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                survivors.add(process.pid)
+        return survivors | _wait_gone(dying, deadline)
+
+
+def _is_same(process: _ProcessEntry) -> bool:
+    now = _read(process.pid)
+    return now is not None and now.started == process.started
+
+
+def _wait_gone(dying: dict[int, int], deadline: float) -> set[int]:
+    poll = select.poll()
+    for pidfd in dying:
+        poll.register(pidfd, select.POLLIN)
+    while dying and (left_s := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poll.poll(left_s * 1000):
+            poll.unregister(pidfd)
+            del dying[pidfd]
+    return set(dying.values())

@@ -17,8 +17,7 @@ from typing import Any
 from belljar import measures
 from belljar.change_signal import ChangeLog
 from belljar.errors import Busy, JournalDamaged
-from belljar.files.fd_walk import remove_tree
-from belljar.files.ownership import disarm
+from belljar.files.fd_walk import disarm, remove_tree
 from belljar.journal.journal import Journal
 from belljar.journal.retention import remove_outputs
 from belljar.journal.session_records import SessionRecord, SessionRecords, last_used
@@ -154,7 +153,7 @@ class SessionCloser:
         outcome = f"{len(report.kept)} variables kept" if report else saved
         self._changes.publish("session", "asleep", session.id, session.principal)
         measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
-        log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=about(session))
+        log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=session.log_ids)
 
     async def detach(self, session: Session, end: str) -> None:
         """Leave a session alive for the next server, because this one stops; where that is not possible, retire it."""
@@ -164,7 +163,7 @@ class SessionCloser:
         self._sessions.pop(session.id, None)
         await detach_session(session, self._records, end)
         self._changes.publish("session", "asleep", session.id, session.principal)
-        log.info("session %s is left to the next server", session.id, extra=about(session))
+        log.info("session %s is left to the next server", session.id, extra=session.log_ids)
 
     async def forget_outdated(self) -> None:
         """Delete the sessions that were not used for `keep_days`."""
@@ -191,11 +190,6 @@ class SessionCloser:
         # A fork has the same user as its origin, so the user is released when the last of them has gone.
         if identity is not None and all(other.folders.identity != identity for other in self._sessions.values()):
             self._starter.provider.release_identity(identity)
-
-
-def about(session: Session) -> dict[str, str]:
-    """Return the ids that a log line about a session carries."""
-    return {"session_id": session.id, "principal": pseudonym(session.principal)}
 
 
 # How a session leaves its server

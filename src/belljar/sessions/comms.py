@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar.errors import KernelDied
-from belljar.executions.stopper import Stopper
+from belljar.executions.outcome import Stopper
 from belljar.kernels.base import CommKernel, has_comms
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, Raised
 

@@ -11,9 +11,8 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.folders import SessionFolders
+from belljar.sessions.folders import SessionFolders, new_session_id
 from belljar.sessions.hibernation import loss_text, transfer_state
-from belljar.sessions.pool import new_session_id
 from belljar.sessions.session import Session
 from belljar.settings import MEBIBYTE
 
@@ -98,6 +97,7 @@ def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
         )
     report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
     # Limited again, because code of the session may add files meanwhile.
-    copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=max(0, limit - report.data_bytes))
-    relocate(folders.layer, origin.folders.layer)
+    left = max(0, limit - report.data_bytes)
+    if copy_tree(origin.folders.layer, folders.layer, owner=None, limit_bytes=left).files:
+        relocate(folders.layer, origin.folders.layer)
     return [f"file {omission.name}: {omission.reason}" for omission in report.skipped]

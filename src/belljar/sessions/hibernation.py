@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BelljarError
 from belljar.executions.outcome import StateLossNotice
-from belljar.files.ownership import change_owner, disarm
+from belljar.files.fd_walk import change_owner, disarm
 from belljar.journal.session_records import SessionRecord
 from belljar.kernels.base import Kernel, StatefulKernel, StateLoss, StateReport
 from belljar.sandboxes.base import Identity

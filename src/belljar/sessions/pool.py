@@ -14,11 +14,10 @@ from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.files.fd_walk import remove_tree
-from belljar.journal.journal import new_id
 from belljar.journal.session_records import SessionRecords
 from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.folders import SessionFolders
+from belljar.sessions.folders import SessionFolders, new_session_id
 
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
@@ -173,11 +172,6 @@ class Pool:
             await self._discard(self._ready.popleft())
         while self._prepared:
             await self._remove(self._prepared.popleft())
-
-
-def new_session_id() -> str:
-    """Return a session id that nobody can guess."""
-    return new_id()
 
 
 def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:

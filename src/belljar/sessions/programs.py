@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from belljar.environments import Environment
-from belljar.environments.packages import InstallOutcome, OnStage, install
+from belljar.environments.installs import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.executions.policy_check import check_policy
 from belljar.executions.working_folder import DiskQuota
@@ -25,7 +25,7 @@ from belljar.files.private import make_folder, way_mode
 from belljar.outputs.events import Notice, Stream
 from belljar.outputs.plugin_screens import plugin_screens
 from belljar.outputs.recorder import Screens
-from belljar.privacy.redaction_screen import RedactionScreen
+from belljar.privacy.redaction import RedactionScreen
 from belljar.provisioning.code_files import CodeFiles
 from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, program_arguments, run_program
 from belljar.provisioning.sandbox_specs import room_for

@@ -4,7 +4,7 @@ Knows neither what an execution does nor which one has the turn.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -110,3 +110,11 @@ class ExecutionQueue:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._tasks_aside, return_exceptions=True)
+
+
+async def interrupt_all(executions: Sequence[Execution]) -> None:
+    """Stop executions of one session, given in order, and wait until they have ended."""
+    # The last one first, so that none of them starts because the one before it has ended.
+    for execution in reversed(executions):
+        execution.interrupt()
+    await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))

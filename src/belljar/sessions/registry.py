@@ -29,15 +29,14 @@ from belljar.models import SessionFork, SessionInfo, SessionNotice
 from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
-from belljar.privacy.redaction import SessionRedactor
-from belljar.privacy.redactors import Redactors
+from belljar.privacy.redaction import Redactors, SessionRedactor
 from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
-from belljar.sessions.closer import SessionCloser, about
+from belljar.sessions.closer import SessionCloser
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
@@ -197,7 +196,7 @@ class Registry:
         resumption.take_over(session, entry, kernel)
         measures.sessions_opened.add("kept")
         self.changes.publish("session", "woken", session.id, session.principal)
-        log.info("session %s goes on with its variables", entry.id, extra=about(session))
+        log.info("session %s goes on with its variables", entry.id, extra=session.log_ids)
         return session
 
     # Limits on sessions
@@ -323,7 +322,7 @@ class Registry:
         self.records.enter(session.id, session.principal, session.environment, session.reason)
         self.journal.commit()
         self.changes.publish("session", "made", session.id, session.principal)
-        log.info("session %s created", session.id, extra=about(session))
+        log.info("session %s created", session.id, extra=session.log_ids)
 
     def guard(self, name: str, principal: str, folder: Path) -> tuple[Guard, SessionRedactor]:
         """Return a guard and a redactor for code that runs outside a session, under the same policy."""
@@ -399,7 +398,7 @@ class Registry:
         resumption.wake(session, entry)
         measures.sessions_opened.add("woken")
         self.changes.publish("session", "woken", session_id, principal)
-        log.info("session %s is awake again", session_id, extra=about(session))
+        log.info("session %s is awake again", session_id, extra=session.log_ids)
         return session
 
     @staticmethod

@@ -16,17 +16,17 @@ from belljar.change_signal import ChangeKind, ChangeLog
 from belljar.errors import CopyRefused, KernelDied, TooLarge
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
-from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox
-from belljar.executions.shared_folder import SharedFolder
+from belljar.executions.shared_folder import OwnerFolder, SharedFolder
 from belljar.executions.working_folder import DiskQuota
 from belljar.facts import SessionFacts
-from belljar.files.owner_folder import OwnerFolder
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import ExecutionRecord, Journal, new_id
 from belljar.journal.session_records import SessionRecord, SessionRecords, iso
 from belljar.kernels.base import Kernel, pid_of
+from belljar.logs import pseudonym
 from belljar.models import Rewinding, SessionInfo, SessionNotice
 from belljar.outputs.events import Event
 from belljar.outputs.plugin_screens import SCREEN_HOOK, plugin_screens
@@ -35,8 +35,7 @@ from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.output_filter import FilterScreen
 from belljar.policy.rules import OutputRule
-from belljar.privacy.redaction import SessionRedactor
-from belljar.privacy.redaction_screen import RedactionScreen
+from belljar.privacy.redaction import RedactionScreen, SessionRedactor
 from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, without_signatures
 from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.gpus import SessionGpus
@@ -46,7 +45,7 @@ from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, UndoHistory
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.queue import ExecutionQueue
+from belljar.sessions.queue import ExecutionQueue, interrupt_all
 from belljar.sessions.session_kernel import CheckpointDeposits, SessionKernel, StartKernel
 from belljar.settings import MEBIBYTE, Settings
 from belljar.settings.azure import AZURE
@@ -417,6 +416,11 @@ class Session:
         self.redactor.close()
 
     # State
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """Return the ids that a log line about it carries."""
+        return {"session_id": self.id, "principal": pseudonym(self.principal)}
 
     @property
     def is_busy(self) -> bool:

@@ -89,7 +89,8 @@ class SessionKernel:
         self.kernel = kernel
         self._is_fresh = is_fresh
         folders, extra = self._folders, self._extra_descriptor
-        self._handover.deposit(folders.session_id, kernel, folders.identity, extra_descriptor=extra)
+        if self._handover.is_on:
+            self._handover.deposit(folders.session_id, kernel, folders.identity, extra_descriptor=extra)
         if self._watch is None:
             watch = self._quota.watch(is_busy=self._is_busy, on_growth=self._on_growth)
             self._watch = asyncio.get_running_loop().create_task(watch)

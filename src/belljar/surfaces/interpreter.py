@@ -11,11 +11,12 @@ from pydantic import Field, StrictInt
 from belljar.egress.rules import PACKAGES
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
-from belljar.executions.execution import Execution, interrupt_all
+from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
 from belljar.models import ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
+from belljar.sessions.queue import interrupt_all
 from belljar.sessions.registry import NEW_SESSION_HINT, Registry
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import (

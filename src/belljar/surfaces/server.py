@@ -285,7 +285,7 @@ def build_http_app(runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = N
         return build_app(servers, settings, operations=Operations(runtime), own_guard=own_guard)
     from belljar.surfaces.foundry.app import FoundryApp
     from belljar.surfaces.foundry.executions import Executions
-    from belljar.surfaces.foundry.plain_rpc import PlainRpc
+    from belljar.surfaces.foundry.tools import PlainRpc
 
     executions = Executions(runtime, runtime.identified)
     data_plane = FoundryApp(runtime, runtime.identified, executions)

@@ -40,10 +40,9 @@ from belljar.ipc import Line, Lines, Overlong
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.sandboxes.child import Child, start_child, wait_readable
 from belljar.toolbox.answers import TOO_LARGE
-from belljar.toolbox.direct_calls import TAIL_BYTES, DirectCalls, number_of, too_large
+from belljar.toolbox.direct_calls import TAIL_BYTES, DirectCalls, PipeReader, PipeWriter, number_of, too_large
 from belljar.toolbox.list_repair import change_notification
 from belljar.toolbox.message_memory import MessageMemory
-from belljar.toolbox.pipes import PipeReader, PipeWriter
 from belljar.toolbox.server_config import StdioServer
 
 log = logging.getLogger(__name__)

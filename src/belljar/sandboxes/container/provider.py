@@ -36,8 +36,7 @@ from belljar.sandboxes.base import (
     SandboxSpec,
 )
 from belljar.sandboxes.container.engines import LABEL, ContainerEngine, find_engines
-from belljar.sandboxes.container.handshake import StartOrder
-from belljar.sandboxes.container.process import ContainerProcess
+from belljar.sandboxes.container.process import ContainerProcess, StartOrder
 from belljar.sandboxes.container.run_arguments import RunArguments
 from belljar.sandboxes.defaults import SandboxBase, check_folders, may_keep_set_ids
 from belljar.sandboxes.host_users import HostUsers, find_host_users, hand_over

@@ -40,7 +40,7 @@ from belljar.sandboxes.namespace.namespaces import BwrapLaunch, NamespaceLevel, 
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.sandboxes.namespace.sandbox import NamespaceSandbox
 from belljar.sandboxes.namespace.trial import advice, open_trial, try_command
-from belljar.sandboxes.process_tree import open_descendant
+from belljar.sandboxes.process import open_descendant
 from belljar.settings import MEBIBYTE
 
 _INSIDE = Identity(0, 0)

@@ -26,8 +26,7 @@ from .errors import (
 )
 from .questions import ask
 from .schema import Field
-from .steps import fill, read
-from .targets import open, register, targets
+from .targets import fill, open, read, register, targets
 
 __all__ = [
     "Declined",

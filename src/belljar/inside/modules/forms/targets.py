@@ -2,6 +2,9 @@
 
 A target is a module with `open_form(source, options)`, which returns None for a source that is none of its own.
 Plugins' targets are asked first. They are files that the operator shows to sessions, and run like a session's code.
+
+For workflows, a form is two calls that take and return JSON: `read` what it asks for, later `fill` and send it. Days
+may lie between the two, so the second reads the form anew and compares its fingerprint.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .base import Form
+from .base import Form, Receipt
 from .errors import FormChanged, FormError
+from .questions import asked_schema, sorted_out
 
 VARIABLE = "BELLJAR_FORM_TARGETS"
 """The folder of the files of plugins that bring targets; the host sets it."""
@@ -79,3 +83,47 @@ def _load() -> None:
             register(file.stem, module.open_form)
         except Exception as error:
             raise FormError(f"the form target {file.stem} of a plugin cannot be loaded: {error!r}") from error
+
+
+def read(source: Any, values: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Return what a form asks for: `schema`, `fingerprint`, `values` so far, and `missing` with the reason for each.
+
+    `asked` is the schema of what is missing as a question to a person can have it; a password is in none.
+    """
+    form = open(source, **options)
+    proposed = {**form.values, **form._known(values or {})}  # pyright: ignore[reportPrivateUsage]
+    found, faults = sorted_out([*form.fields.values()], proposed)
+    return {
+        "form": form.source,
+        "kind": form.kind,
+        "title": form.title,
+        "fingerprint": form.fingerprint,
+        "schema": form.schema,
+        "values": found,
+        "missing": faults,
+        "asked": asked_schema([form.fields[name] for name in faults]),
+        "notes": form.notes,
+    }
+
+
+def fill(
+    source: Any,
+    values: Mapping[str, Any],
+    *,
+    by: Mapping[str, str] | str = "code",
+    save: str = "",
+    dry_run: bool = False,
+    button: str = "",
+    **options: Any,
+) -> Receipt:
+    """Fill in a form and save it to a file (a PDF, with `save`) or send it; return the receipt.
+
+    `by` says who gave the values, or for each name who did. Nothing is saved or sent unless all required values fit.
+    """
+    form = open(source, **options)
+    # What the form had already was not given by anybody.
+    new = {name: value for name, value in values.items() if form.values.get(name) != value}
+    givers = {name: by if isinstance(by, str) else by.get(name, "code") for name in new}
+    for giver in dict.fromkeys(givers.values()):
+        form.fill({name: value for name, value in new.items() if givers[name] == giver}, giver)
+    return form.save(save) if save and not dry_run else form.submit(dry_run=dry_run, button=button)

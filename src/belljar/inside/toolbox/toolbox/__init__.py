@@ -4,9 +4,8 @@ Runs in whatever Python the session has, 3.9 or later, on the standard library a
 name of a tool, and arguments leave the session; the host makes the call.
 """
 
-from .cells import watch_cells
 from .errors import ArgumentError, ToolError, ToolMissing, ToolRefused
-from .imports import connect, explain_imports
+from .imports import connect, explain_imports, watch_cells
 from .results import Answer, LargeResult, Media
 from .tools import Found, Tool, get, search, tool
 

@@ -1,4 +1,7 @@
-"""Imports of servers and tools that are not there: wait while a server connects, or raise why it is missing."""
+"""Imports of servers and tools that are not there: wait while a server connects, or raise why it is missing.
+
+Between two cells, hooks close the idle connection and unload generated modules that have a newer version.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +93,29 @@ def explain_imports() -> None:
         # Neither ever returns a spec to load.
         sys.meta_path.insert(0, _StaleTreeFinder())  # pyright: ignore[reportArgumentType]
         sys.meta_path.append(_MissingModuleFinder())  # pyright: ignore[reportArgumentType]
+
+
+def watch_cells() -> None:
+    """Register the hooks with IPython, where this process is an IPython shell."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        shell.events.register("pre_run_cell", _unload_outdated)
+        shell.events.register("post_run_cell", _close_connection)
+
+
+def _unload_outdated(*_: Any) -> None:
+    module = sys.modules.get(TREE)
+    loaded = getattr(module, "CATALOGUE", None)
+    if module is None or not isinstance(loaded, str):
+        return  # not imported, or a module of the session's own with the same name
+    # `servers` is reached through a link to the newest version's folder, which has the version as its name.
+    if Path(str(module.__file__)).resolve().parent.parent.name == loaded:
+        return
+    for name in [name for name in sys.modules if name == TREE or name.startswith(f"{TREE}.")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _close_connection(*_: Any) -> None:
+    host_connection().close_if_idle()
