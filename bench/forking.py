@@ -27,11 +27,11 @@ CELL = "import numpy, pandas, matplotlib.pyplot\n1+1"
 HOLD_500_MB = "import numpy\nheld = numpy.ones(500_000_000 // 8)\n1+1"
 ON_DEMAND_TARGET = 40.0
 POOL_TARGET = 100.0
-MEMORY_TARGET = 12.0
+MEMORY_TARGET = 13.0
 CLONE_TARGET_MS = 100.0
 CLONE_TARGET_MB = 25.0
 SESSIONS_TARGET = 40.0
-KEPT_TARGET_MB = 3.0
+KEPT_TARGET_MB = 3.5
 TIMEOUT_S = 60.0
 ROOM = {"BELLJAR_MAX_SESSIONS": "400"}
 SERVERS: dict[str, dict[str, str]] = {
