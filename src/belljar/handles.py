@@ -15,6 +15,7 @@ import anyio
 
 from belljar.errors import InvalidArgument, UsageError, named_error
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+from belljar.outputs.forms import PICTURES
 
 if TYPE_CHECKING:
     from belljar.environments.installs import InstallOutcome
@@ -141,7 +142,6 @@ class ExecutionHandle(Protocol):
         ...
 
 
-PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _TABLE = """
 import pandas as _belljar_pandas
 _belljar_pandas.DataFrame({expression}).to_json({name!r}, orient="table", date_unit="ns")

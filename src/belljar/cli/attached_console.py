@@ -27,7 +27,7 @@ from belljar.cli.saved_outputs import FigureFiles
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import BelljarError
 from belljar.files.transfer import download_folder
-from belljar.outputs.mime_bundles import readable_text
+from belljar.outputs.forms import readable_text
 from belljar.outputs.terminal_text import as_plain
 
 if TYPE_CHECKING:

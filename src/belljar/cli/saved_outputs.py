@@ -8,7 +8,6 @@ started from. Hidden files are not saved at all, because shells and tools obey t
 import asyncio
 import base64
 import errno
-import mimetypes
 import os
 import secrets
 import sys
@@ -23,11 +22,9 @@ from belljar.files.transfer import safe_path
 from belljar.files.workspace import Workspace
 from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
-from belljar.outputs.mime_bundles import is_readable
+from belljar.outputs.forms import PAGE, PLAIN, extension_of, form_of, is_readable
 from belljar.sandboxes.data_path import container_note
 
-_MEDIA = ("image/", "audio/", "video/", "application/pdf")
-_PAGE = "text/html"
 _MAX_LISTED_FILES = 20
 _MAX_FORMS = 3
 
@@ -44,8 +41,8 @@ def display_in(event: OutputEvent) -> Display | None:
 def saved_forms(display: Display) -> list[Display]:
     """Return the forms of a rich output that are saved as files; none for a table that a terminal can show as text."""
     forms = [display, *display.also]
-    pages = [form for form in forms if form.mime == _PAGE]
-    media = [form for form in forms if form.mime.startswith(_MEDIA)]
+    pages = [form for form in forms if form.mime == PAGE]
+    media = [form for form in forms if form_of(form.mime).is_media]
     if media or is_readable(display.plain):
         return [*media, *pages] if media else []
     return pages or [form for form in forms if form.uri]
@@ -80,16 +77,16 @@ class FigureFiles:
 
     def save(self, bundle: Mapping[str, Any]) -> list[Path]:
         """Save what a terminal cannot show of one output, and return the files; none if it can be read as text."""
-        media = [mime for mime in bundle if mime.startswith(_MEDIA)]
-        wanted = media or ([_PAGE] if _PAGE in bundle and not is_readable(bundle.get("text/plain")) else [])
+        media = [mime for mime in bundle if form_of(mime).is_media]
+        wanted = media or ([PAGE] if PAGE in bundle and not is_readable(bundle.get(PLAIN)) else [])
         saved: list[Path] = []
         for mime in wanted[:_MAX_FORMS]:
-            suffix, content = mimetypes.guess_extension(mime) or ".bin", bundle[mime]
+            suffix, content = extension_of(mime), bundle[mime]
             if self._left <= 0 or not isinstance(content, str):
                 continue
-            is_text = mime == _PAGE or mime.endswith("+xml")
             try:
-                data = content.encode() if is_text else base64.b64decode("".join(content.split()), validate=True)
+                is_binary = form_of(mime).is_binary
+                data = base64.b64decode("".join(content.split()), validate=True) if is_binary else content.encode()
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / f"{_free_stem(self._folder)}{suffix}"
                 _write_figure(path, data)
@@ -197,7 +194,7 @@ def _free_stem(folder: Path) -> str:
 def _suffix(form: Display) -> str:
     if form.uri:
         return PurePosixPath(form.uri).suffix
-    return mimetypes.guess_extension(form.mime) or ".txt"
+    return extension_of(form.mime, unknown=".txt")
 
 
 def _write_figure(path: Path, content: bytes) -> None:

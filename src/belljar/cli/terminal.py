@@ -13,8 +13,8 @@ from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
+from belljar.outputs.forms import is_readable
 from belljar.outputs.imitations import StreamDisarmer
-from belljar.outputs.mime_bundles import is_readable
 from belljar.outputs.terminal_text import LineFolder
 
 INTERRUPTED = 130

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import logging
-import mimetypes
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -24,6 +23,7 @@ from belljar.cli.streams import log_to_stderr, one_line, table, write_output
 from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
+from belljar.outputs.forms import extension_of
 from belljar.settings import Settings, load_command_settings
 from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
 from belljar.toolbox.code_generation import generate
@@ -278,7 +278,7 @@ def _save(block: Block, out: Path | None, number: int) -> str:
     """Save the data of a block and return its file; return an empty string if nothing is saved."""
     if out is None or not block.data:
         return ""
-    suffix = mimetypes.guess_extension(block.mime) or ".bin"
+    suffix = extension_of(block.mime)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for place in itertools.count(number):

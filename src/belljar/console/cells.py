@@ -17,14 +17,11 @@ from typing import Any, Final, Literal
 from belljar.console.templating import markup
 from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
+from belljar.outputs.forms import DRAWN, FRAMED, PAGE, READ, form_of, is_readable
 from belljar.outputs.html import highlighted
 from belljar.outputs.imitations import StreamDisarmer
-from belljar.outputs.mime_bundles import PAGE, RASTER, SVG, is_readable
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
-MARKDOWN: Final = "text/markdown"
-FRAMED: Final = (PAGE, MARKDOWN)
-_READ: Final = ("text/latex", "application/json")
 _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
 _TAGS: Final = re.compile(r"<[^<>]*>")
 _ROW_PIXELS, _LEAST_PIXELS, _MAX_PIXELS = 23, 60, 520
@@ -173,14 +170,14 @@ class RenderedOutput:
         if display is None:
             return self._text_block(event, event.text)
         forms = {form.mime: form for form in (display, *display.also)}
-        picture = next((mime for mime in (*RASTER, SVG) if mime in forms), None)
+        picture = next((mime for mime in DRAWN if mime in forms), None)
         framed = next((mime for mime in FRAMED if mime in forms), None)
         plain = event.text or display.plain or ""
         if picture is not None:
             return self._picture(event, picture, forms.get(PAGE), plain)
         if framed is not None:
             return self._frame(event, forms[framed], plain)
-        read = next((forms[mime] for mime in _READ if mime in forms and forms[mime].text is not None), None)
+        read = next((forms[mime] for mime in READ if mime in forms and forms[mime].text is not None), None)
         if is_readable(plain) or read is not None:
             return self._text_block(event, plain if is_readable(plain) else _readable(read))
         return self._file(event, display, plain)
@@ -190,7 +187,7 @@ class RenderedOutput:
 
     def _picture(self, event: OutputEvent, mime: str, page: Display | None, plain: str) -> OutputBlock:
         self._figures += 1
-        suffix = RASTER.get(mime, ".svg")
+        suffix = form_of(mime).ending
         has_script = page is not None and self._is_scripted(page)
         alt = as_plain(plain)[:_MAX_ALT_CHARS] if is_readable(plain) else f"figure {self._figures} of cell {self.count}"
         return self._block(

@@ -14,18 +14,16 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from belljar.console.cells import FRAMED, MARKDOWN
 from belljar.engine.contract import Access, Engine
 from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
 from belljar.models import Display, OutputEvent
+from belljar.outputs.forms import DRAWN, FRAMED, MARKDOWN, PAGE, SVG, form_of, pillow_format
 from belljar.outputs.html import TOKENS
-from belljar.outputs.mime_bundles import PAGE, RASTER, SVG
 from belljar.outputs.terminal_text import printable
 from belljar.surfaces.api_operations import problem
 
-_NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.(?:html|png|jpg|gif|webp|svg))")
-_BY_SUFFIX: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".svg": SVG}
-_PILLOW: Final = {"image/png": "PNG", "image/jpeg": "JPEG", "image/gif": "GIF", "image/webp": "WEBP"}
+_NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.[a-z]{1,9})")
+_BY_SUFFIX: Final = {form_of(mime).ending: mime for mime in (PAGE, *DRAWN)}
 # Elements for which Chromium opens a connection before, or although, a policy forbids what they would load: a host name
 # that is looked up and a port that is knocked at can carry a secret away. Names of elements are ASCII, and controls
 # within them were made visible before.
@@ -94,16 +92,16 @@ class Frames:
         access: Access = request.state.access
         execution_id = str(request.path_params["execution_id"])
         wanted = _NAME.fullmatch(str(request.path_params["name"]))
-        if wanted is None:
+        mime = _BY_SUFFIX.get(wanted["suffix"]) if wanted else None
+        if wanted is None or mime is None:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} has no such display")
         event = await self._engine.event(access, execution_id, int(wanted["sequence"]))
         forms = _forms(event)
-        if wanted["suffix"] == ".html":
+        if mime == PAGE:
             form = next((forms[mime] for mime in FRAMED if mime in forms), None)
             content = await self._content(access, execution_id, form)
             runs_scripts = request.query_params.get("scripts") == "1" and self._allows_scripts
             return await _page(content, form.mime if form else PAGE, runs_scripts=runs_scripts)
-        mime = _BY_SUFFIX[wanted["suffix"]]
         return await picture_response(await self._content(access, execution_id, forms.get(mime)), mime)
 
     async def _content(self, access: Access, execution_id: str, form: Display | None) -> bytes:
@@ -195,7 +193,7 @@ def _is_picture(content: bytes, mime: str) -> bool:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(content), formats=(_PILLOW[mime],)) as picture:
+        with Image.open(io.BytesIO(content), formats=(pillow_format(mime),)) as picture:
             return picture.width > 0
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
         return False

@@ -21,7 +21,7 @@ from belljar.errors import BelljarError, FileMissing, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
 from belljar.outputs.export_formats import EXPORT_FORMATS
-from belljar.outputs.mime_bundles import RASTER
+from belljar.outputs.forms import picture_named
 from belljar.outputs.terminal_text import as_plain
 
 CELLS_AT_ONCE: Final = 50
@@ -39,7 +39,6 @@ _SHOWN_BYTES: Final = 256 * 1024
 _MAX_PICTURE_BYTES: Final = 16 * 1024 * 1024
 _PART_BYTES: Final = 4 * 1024 * 1024
 _MAX_NAME_CHARS: Final = 4_096
-_SUFFIXES: Final = {suffix: mime for mime, suffix in RASTER.items()} | {".jpeg": "image/jpeg"}
 
 
 class ScriptProbe:
@@ -384,7 +383,8 @@ def _name(request: Request) -> str:
 
 def _mime(name: str) -> str | None:
     """Return the type of a picture by its name; an SVG is shown as text."""
-    return next((mime for suffix, mime in _SUFFIXES.items() if name.lower().endswith(suffix)), None)
+    _, dot, ending = name.rpartition(".")
+    return picture_named(ending) if dot else None
 
 
 def _text(content: bytes, *, is_whole: bool) -> str | None:

@@ -17,8 +17,9 @@ from belljar.errors import BelljarError
 from belljar.executions.working_folder import FileChanges, file_uri
 from belljar.journal.journal import Journal
 from belljar.models import OutputEvent
-from belljar.outputs.displays import DisplayStore, extension_of, read_display
+from belljar.outputs.displays import DisplayStore, read_display
 from belljar.outputs.events import Event
+from belljar.outputs.forms import extension_of
 from belljar.outputs.recorder import Recorder, Screens
 from belljar.outputs.summary import Summary
 from belljar.settings import Settings

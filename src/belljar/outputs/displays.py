@@ -9,7 +9,6 @@ import binascii
 import hashlib
 import io
 import json
-import mimetypes
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from pydantic import JsonValue
 from belljar.files.private import make_folder, write_file
 from belljar.models import Display
 from belljar.outputs.budget import clip
-from belljar.outputs.events import is_binary_type
+from belljar.outputs.forms import PICTURES, extension_of, form_of, pillow_format, rank_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -28,29 +27,6 @@ if TYPE_CHECKING:
 INLINE_CHARS = 4_000
 BLOCK_BYTES = 4_096
 MAX_FORMS = 12
-# The form that a person would rather look at comes first.
-_PREFERENCE = (
-    "image/png",
-    "image/jpeg",
-    "image/gif",
-    "image/webp",
-    "image/svg+xml",
-    "text/html",
-    "text/markdown",
-    "text/latex",
-    "application/json",
-    "application/pdf",
-)
-_EXTENSIONS = {
-    "text/markdown": ".md",
-    "text/latex": ".tex",
-    "image/webp": ".webp",
-    "image/jpeg": ".jpg",
-    "image/svg+xml": ".svg",
-    "application/javascript": ".js",
-}
-
-
 _URI = re.compile(r"execution://(?P<execution_id>[0-9a-z]{16,64})/displays/(?P<name>\d{1,9}\.\w{1,16})")
 
 
@@ -105,7 +81,7 @@ class DisplayStore:
 
 def display_of(bundle: dict[str, JsonValue], store: DisplayStore, display_id: str | None = None) -> Display | None:
     """Return the display of a bundle, its best form first; None when it is plain text and nothing else."""
-    forms = sorted((mime for mime in bundle if mime != "text/plain"), key=_rank)[:MAX_FORMS]
+    forms = sorted((mime for mime in bundle if mime != "text/plain"), key=rank_of)[:MAX_FORMS]
     displays = [_form(mime, bundle[mime], store) for mime in forms]
     if not displays:
         return None
@@ -119,10 +95,6 @@ def plain_of(bundle: dict[str, JsonValue]) -> str | None:
     """Return the plain text of a bundle, if it has one."""
     plain = bundle.get("text/plain")
     return plain if isinstance(plain, str) else None
-
-
-def _rank(mime: str) -> int:
-    return _PREFERENCE.index(mime) if mime in _PREFERENCE else len(_PREFERENCE)
 
 
 def _form(mime: str, value: JsonValue, store: DisplayStore) -> Display:
@@ -144,7 +116,7 @@ def _store(mime: str, value: JsonValue, store: DisplayStore) -> Display:
 
 
 def _binary(mime: str, value: JsonValue) -> bytes | None:
-    if not isinstance(value, str) or not is_binary_type(mime):
+    if not isinstance(value, str) or not form_of(mime).is_binary:
         return None
     try:
         return base64.b64decode("".join(value.split()), validate=True)
@@ -152,19 +124,9 @@ def _binary(mime: str, value: JsonValue) -> bytes | None:
         return None
 
 
-def extension_of(mime: str) -> str:
-    """Return how the name of a file of this type ends."""
-    if mime in _EXTENSIONS:
-        return _EXTENSIONS[mime]
-    if mime.endswith("+json"):
-        return ".json"
-    return mimetypes.guess_extension(mime) or ".bin"
-
-
 # Pictures within the message budget. Their bytes come from the cell, so only what is over the budget is decoded.
 
 MAX_PIXELS = 40_000_000
-_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _SCALES = (0.75, 0.5, 0.35, 0.25, 0.15)
 
 
@@ -176,7 +138,7 @@ def fitted(content: bytes, mime: str, budget_bytes: int) -> tuple[bytes, str] | 
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=[*map(pillow_format, PICTURES)]) as image:
             if image.width * image.height > MAX_PIXELS:
                 return None
             image.load()

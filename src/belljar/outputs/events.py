@@ -7,10 +7,11 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from belljar.outputs.forms import form_of
+
 VALUE = "application/vnd.belljar.value+json"
 """The form of a result that has its value as JSON: `{"value": …}`, or `{"size": …}` where that would be too large."""
 MimeBundle = dict[str, JsonValue]
-_BINARY = ("image/", "audio/", "video/", "font/", "application/pdf", "application/octet-stream", "application/zip")
 CommKind = Literal["comm_open", "comm_msg", "comm_close"]
 
 
@@ -109,11 +110,6 @@ Event = Stream | DisplayData | ClearOutput | ExecuteResult | Raised | InputReque
 # The text in a bundle
 
 
-def is_binary_type(mime: str) -> bool:
-    """Return whether the values of a media type are bytes in base64."""
-    return mime.startswith(_BINARY) and mime != "image/svg+xml"
-
-
 def with_clean_text(bundle: MimeBundle, clean: Callable[[JsonValue], JsonValue]) -> MimeBundle:
     """Return a bundle whose texts, media types included, have been passed through `clean`."""
     return {str(clean(mime)): _with_clean_text(mime, value, clean) for mime, value in bundle.items()}
@@ -121,7 +117,7 @@ def with_clean_text(bundle: MimeBundle, clean: Callable[[JsonValue], JsonValue])
 
 def _with_clean_text(mime: str, value: JsonValue, clean: Callable[[JsonValue], JsonValue]) -> JsonValue:
     """Return one form. Code can give any text a binary type, so bytes that are text are cleaned too."""
-    if not is_binary_type(mime) or not isinstance(value, str):
+    if not form_of(mime).is_binary or not isinstance(value, str):
         return clean(value)
     try:
         text = base64.b64decode("".join(value.split()), validate=True).decode()

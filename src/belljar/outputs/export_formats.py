@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from belljar.outputs.forms import SVG, Picture, form_of, picture_in, readable_text
 from belljar.outputs.html import page_of
-from belljar.outputs.mime_bundles import RASTER, Picture, picture_in, readable_text
 from belljar.outputs.notebook import UNDONE, written
 from belljar.outputs.terminal_text import as_plain, printable
 
@@ -31,9 +31,9 @@ class ImageFiles:
 
     def add(self, name: str, picture: Picture) -> str:
         """Add a picture and return its address. SVG stays in the text, because a file of it would run scripts."""
-        suffix = RASTER.get(picture.mime)
-        if not self.folder or suffix is None:
+        if not self.folder or picture.mime == SVG:
             return picture.uri
+        suffix = form_of(picture.mime).ending
         self.files[name + suffix] = picture.content
         return f"{quote(self.folder)}/{name}{suffix}"
 

@@ -10,7 +10,7 @@ import re
 from html import escape
 from typing import Any
 
-from belljar.outputs.mime_bundles import PAGE, picture_in, readable_text
+from belljar.outputs.forms import PAGE, picture_in, readable_text
 from belljar.outputs.notebook import execution_count
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 

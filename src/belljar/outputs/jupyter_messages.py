@@ -5,8 +5,8 @@ from typing import Any, Literal, cast
 
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.events import ClearOutput, CommKind, CommMessage, DisplayData, Event, Notice, Raised, Stream
+from belljar.outputs.forms import ReadDisplay, error_fields, mime_bundle
 from belljar.outputs.imitations import disarmed
-from belljar.outputs.mime_bundles import ReadDisplay, error_fields, mime_bundle
 from belljar.outputs.notebook import BROKEN_OFF
 
 OutputKind = (

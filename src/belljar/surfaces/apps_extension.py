@@ -19,10 +19,11 @@ from belljar.errors import ExecutionNotFound
 from belljar.models import Display, ExecutionResult, Model
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
+from belljar.outputs.forms import PICTURES
 from belljar.outputs.terminal_text import as_plain
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import PICTURES, text_of
+from belljar.surfaces.content import text_of
 from belljar.surfaces.tools import READS, SessionId, refusals_as_results
 
 APP_URI: Final = "ui://belljar/session.html"

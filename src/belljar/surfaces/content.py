@@ -24,6 +24,7 @@ from belljar.errors import BelljarError, expired_words
 from belljar.models import Display, ExecutionResult, FileReference, Model, NextCall, ToolCall
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
+from belljar.outputs.forms import WIDGET, form_of
 from belljar.outputs.imitations import disarmed, disarmed_around
 from belljar.sandboxes.base import WORKSPACE
 from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
@@ -31,9 +32,6 @@ from belljar.surfaces.tracebacks import short_traceback, short_warnings, without
 Structured = Literal["auto", "always", "never"]
 ReadDisplay = Callable[[str], bytes | None]
 
-PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-WIDGET = "application/vnd.jupyter.widget-view+json"
-"""Mime type of a widget, which only names a view for a front end; what there is to read is its plain form."""
 MAX_PICTURES = 8
 MAX_LINKS = 20
 NEXT_WAIT_S = 45
@@ -343,9 +341,10 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
     if playable is not None and playable.uri in media:
         # The blocks come after the text: the number says which of them belongs here.
         where = f" {media.index(playable.uri) + 1}{where}"
-    if display.mime in PICTURES:
+    form = form_of(display.mime)
+    if form.block == "image":
         return f"[{display.mime}{where}]"
-    if display.mime in ("text/html", WIDGET) and display.plain:
+    if form.as_text == "plain" and display.plain:
         plain = "" if display.plain == result_text else display.plain
         # A table says as text what its page says. What has no text of its own is shown by a link to its page, or, where
         # that is so short that there is no file of it, by the page itself.
@@ -353,7 +352,7 @@ def _display_line(display: Display, media: Sequence[str], result_text: str | Non
         if is_textless and not places and display.text:
             return clip(display.text, SHOWN_PAGE_CHARS)
         return "\n".join(filter(None, [plain, f"[{display.mime}{where}]" if is_textless and places else ""]))
-    if display.mime == "text/latex" and result_text is not None and not result_text.startswith("<"):
+    if form.as_text == "result" and result_text is not None and not result_text.startswith("<"):
         return ""  # the value stands above, in the form that code can use
     if display.text is not None:
         return display.text
@@ -383,7 +382,7 @@ def _shown(traceback: list[str]) -> list[str]:
 def _playable(display: Display) -> Display | None:
     """Return the one form of a display that a client can show or play; None if there is none."""
     forms = (form for form in (display, *display.also) if form.uri)
-    return next((form for form in forms if form.mime in PICTURES or form.mime.startswith("audio/")), None)
+    return next((form for form in forms if form_of(form.mime).block is not None), None)
 
 
 def media_blocks(
@@ -397,10 +396,11 @@ def media_blocks(
         content = read_display(form.uri or "")
         if content is None:
             continue
-        if form.mime.startswith("audio/") and len(content) <= left:
+        block = form_of(form.mime).block
+        if block == "audio" and len(content) <= left:
             left -= len(content)
             yield form.uri or "", AudioContent(type="audio", data=_base64(content), mime_type=form.mime)
-        elif form.mime in PICTURES and (picture := fitted(content, form.mime, left)) is not None:
+        elif block == "image" and (picture := fitted(content, form.mime, left)) is not None:
             left -= len(picture[0])
             yield form.uri or "", ImageContent(type="image", data=_base64(picture[0]), mime_type=picture[1])
 

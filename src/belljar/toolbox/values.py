@@ -9,7 +9,6 @@ import asyncio
 import base64
 import codecs
 import json
-import mimetypes
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from typing import Any, cast
 from pydantic_core import to_json
 
 from belljar.json_values import check_values
+from belljar.outputs.forms import extension_of
 from belljar.toolbox.base import Block, JsonObject, ToolAnswer, ToolDefinition
 from belljar.toolbox.names import assigned
 from belljar.toolbox.schemas import as_schema
@@ -233,7 +233,7 @@ class _Spill:
             content = part.get(name)
             if isinstance(content, str) and len(content) > _SMALL_BYTES:
                 data = await asyncio.to_thread(base64.b64decode, content) if name == "data" else _as_bytes(content)
-                suffix = mimetypes.guess_extension(str(part.get("mime", ""))) or ".bin"
+                suffix = extension_of(str(part.get("mime", "")))
                 kept = {key: value for key, value in part.items() if key != name}
                 return {**kept, "path": await self._write(suffix, data)}
         return part

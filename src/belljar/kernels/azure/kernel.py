@@ -29,6 +29,7 @@ from belljar.kernels.azure.transport import Backoff, PoolTransport, Unanswered, 
 from belljar.kernels.base import Completeness, Completion
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, MimeBundle, Raised, Stream
+from belljar.outputs.forms import picture_named
 from belljar.sandboxes.base import Identity, Incident
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
@@ -58,7 +59,6 @@ STILL_RUNS = "the pool could not be told to stop the cell, so it may still run t
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_IMAGES = {"png": "image/png", "jpeg": "image/jpeg", "jpg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*+={0,2}\s*+")
 # IPython's tracebacks begin with a line of dashes, Python's own with these words; a syntax error has neither.
 _TRACEBACK = re.compile(r"^(?:-{40,}$|Traceback \(most recent call last\)|  File |  Cell In)", re.MULTILINE)
@@ -367,7 +367,7 @@ def _result(value: JsonValue) -> Iterator[Event]:
         case None | "":  # "" is how pools say that there is no value
             return
         case {"type": "image", "format": str(form), "base64_data": str(data)}:
-            kind = _IMAGES.get(form.lower())
+            kind = picture_named(form)
             if kind and _BASE64.fullmatch(data):
                 yield DisplayData({kind: data})
             else:

@@ -40,10 +40,11 @@ from belljar import logs, measures, spans
 from belljar.distribution import own_version
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.outputs.displays import fitted
+from belljar.outputs.forms import PICTURES
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import PICTURES, asked_structure, media_blocks
+from belljar.surfaces.content import asked_structure, media_blocks
 from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
 from belljar.surfaces.foundry.calls import length_of
 from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell

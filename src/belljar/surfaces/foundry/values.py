@@ -14,12 +14,12 @@ from typing import Any, Final, cast
 
 from belljar.models import Display, ExecutionResult
 from belljar.outputs.displays import fitted
+from belljar.outputs.forms import PICTURES
 
 MAX_CHARS: Final = 200_000
 MAX_DEPTH: Final = 60
 PICTURE_BYTES: Final = 16 * 1024 * 1024
 URI_BYTES: Final = 6_000_000
-_PICTURES: Final = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
 # Numbers of numpy 2 say their type: np.float64(1.5).
 _NUMPY: Final = re.compile(r"np\.(?:u?int|float|bool|str)[0-9]*_?\((?P<value>.*)\)", re.DOTALL)
 # What plotting calls return: [<matplotlib.lines.Line2D at 0x7f…>], <Axes: >, Text(0.5, 1.0, 'title').
@@ -42,7 +42,7 @@ def value_of(result: ExecutionResult, read_display: ReadDisplay, *, is_old: bool
         return uri
     if printed is not None and not _OPAQUE.fullmatch(printed):
         rich = next((display for display in result.displays if display.at is None), None)
-        if rich is None or rich.mime not in _PICTURES:
+        if rich is None or rich.mime not in PICTURES:
             return read_value(printed, is_old=is_old)
     figure = next(
         (found for display in reversed(result.displays) if (found := _figure(display, read_display)) is not None), None
@@ -103,9 +103,9 @@ def _has_json_form(value: Any, depth: int) -> bool:
 
 def _figure(display: Display, read_display: ReadDisplay) -> "FigureValue | None":
     for form in (display, *display.also):
-        content = read_display(form.uri) if form.mime in _PICTURES and form.uri else None
+        content = read_display(form.uri) if form.mime in PICTURES and form.uri else None
         picture = fitted(content, form.mime, PICTURE_BYTES) if content is not None else None
         if picture is not None:
             data = base64.b64encode(picture[0]).decode()
-            return FigureValue(type="image", format=_PICTURES[picture[1]], base64_data=data)
+            return FigureValue(type="image", format=picture[1].removeprefix("image/"), base64_data=data)
     return None
