@@ -300,7 +300,7 @@ async def served(
             spared = {"fork_start": False, "pool_size": 0, "checkpoints": 0}
             given_ = settings_with(data_directory=folder, environment=str(default_environment.python), **spared)
             await stack.enter_async_context(open_reachable_runtime(given_))
-            (path,) = folder.glob("runs/*/operator.sock")
+            (path,) = folder.glob("runs/*/http.sock")
 
             async def check() -> bool:
                 return await ask_servers(folder) == [ServerAnswer(os.getpid(), [])]

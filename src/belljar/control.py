@@ -15,15 +15,10 @@ from belljar import ipc
 from belljar.models import SessionInfo
 from belljar.servers import HTTP_SOCKET, is_living
 
-SOCKET_NAME = "operator.sock"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_EARLIER = "operator.sock"
+"""The socket of a server of a version before 0.2, which speaks another protocol."""
 TIMEOUT_S = 2.0
 _PREFIX = "/api/v1"
-
-
-def server_sockets(data_directory: Path, run: str = "*") -> list[Path]:
-    """Return the sockets by which one attaches to sessions, those of servers that were killed included."""
-    return sorted(data_directory.glob(f"runs/{run}/{SOCKET_NAME}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +56,8 @@ async def ask_each(data_directory: Path, method: str, path: str) -> list[tuple[i
     sockets = await asyncio.to_thread(lambda: sorted(runs.glob(f"*/{HTTP_SOCKET}")))
     answers = await asyncio.gather(*(asyncio.to_thread(_ask, one, method, path) for one in sockets))
     found = [(_pid(one), answer[0]) for one, answer in zip(sockets, answers, strict=True) if answer]
-    # A server that starts at this moment, or one of an earlier version, which has no such socket.
-    known = {one.parent for one in sockets}
-    others = [one for one in server_sockets(data_directory) if one.parent not in known]
-    return [*found, *((_pid(one), None) for one in others if is_living(runs, one.parent.name))]
+    earlier = [one for one in sorted(runs.glob(f"*/{_EARLIER}")) if is_living(runs, one.parent.name)]
+    return [*found, *((_pid(one), None) for one in earlier)]
 
 
 def _ask(path: Path, method: str, target: str) -> list[Any]:

@@ -1,10 +1,9 @@
 """JSON messages over UNIX sockets: addresses, listening sockets, peers, and a bounded reader.
 
-A message is one line of JSON. The operator's socket (`control.py`, `attachments/`), the
-tool server (`toolbox/session_server.py`), and the package and transfer servers (`provisioning/request_server.py`) speak
-through here. A session's messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read
-is `Malformed`, never another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer
-sends uninvited.
+A message is one line of JSON. The tool server (`toolbox/session_server.py`) and the package and transfer servers
+(`provisioning/request_server.py`) speak through here; a server's own socket uses `listen` and speaks HTTP. A session's
+messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never
+another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
 
 Three protocols are not here. Packets with descriptors are in `inside/supervisor/packets.py`, because the supervisor and
 the maker of sandboxes run without belljar's modules. The one order to a container's first process is in

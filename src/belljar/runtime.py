@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from belljar import hooks
-from belljar.attachments import serve_operators
 from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
@@ -231,7 +230,6 @@ async def open_runtime(
                     library,
                     fills_pool=prepares,
                 ) as registry,
-                serve_operators(run.folder, registry),
                 aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,
             ):
                 await takeover.take_over_all(registry, run.living)

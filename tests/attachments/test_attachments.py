@@ -1,12 +1,13 @@
 import asyncio
 import getpass
-import stat
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from belljar import ipc
 from belljar.attachments import AttachedSession, open_attachment, open_served
 from belljar.attachments.messages import (
     CompletenessReply,
@@ -23,6 +24,7 @@ from belljar.errors import EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.runtime import Runtime
+from belljar.servers import HTTP_SOCKET
 from belljar.sessions.session import Session
 from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
@@ -296,22 +298,63 @@ async def test_without_a_server_it_is_said_where_none_was_found(tmp_path: Path) 
             pass
 
 
-async def test_the_socket_is_in_a_folder_of_the_user_alone(runtime: Runtime) -> None:
-    (path,) = runtime.settings.data_directory.glob("runs/*/operator.sock")
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+async def test_a_person_who_goes_while_nobody_reads_leaves_nothing_behind(runtime: Runtime, session: Session) -> None:
+    async with asked_over_http(runtime) as client:
+        made = (await client.post("/attachments", json={"session_id": session.id})).json()
+        assert made["session_id"] == session.id
+        assert session.watchers
+        # Nobody opens its stream.
+        await until(lambda: _is_gone(client, made["attachment_id"]))
+    assert not session.watchers
 
 
-@pytest.mark.parametrize("said", [b"hello\n", b'{"op": "attach"}\n', b'{"op": "open", "environment": 5}\n', b""])
-async def test_who_does_not_speak_the_language_is_hung_up_on(runtime: Runtime, session: Session, said: bytes) -> None:
-    (path,) = runtime.settings.data_directory.glob("runs/*/operator.sock")
-    async with asyncio.timeout(DEADLINE_S):
-        reader, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(said)
-        writer.write_eof()
-        assert await reader.read() == b""
-        writer.close()
-    async with attached_to(runtime, session) as (attached, _):
-        assert attached.session_id == session.id
+async def _is_gone(client: httpx2.AsyncClient, attachment_id: str) -> bool:
+    return (await client.post(f"/attachments/{attachment_id}/messages", json={"op": "comms"})).status_code == 404
+
+
+@asynccontextmanager
+async def asked_over_http(runtime: Runtime) -> AsyncIterator[httpx2.AsyncClient]:
+    with ipc.reachable(runtime.settings.data_directory / "runs" / runtime.name / HTTP_SOCKET) as address:
+        transport = httpx2.AsyncHTTPTransport(uds=address, verify=False)
+        base = "http://belljar/api/v1"
+        async with asyncio.timeout(DEADLINE_S), httpx2.AsyncClient(transport=transport, base_url=base) as client:
+            yield client
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"hello", b"[]", b'{"op": "nothing"}', b'{"op": "execute"}', b'{"op": "complete", "code": "", "cursor": -1}'],
+)
+async def test_messages_of_another_form_are_refused_and_the_attachment_goes_on(
+    runtime: Runtime, session: Session, said: bytes
+) -> None:
+    async with asked_over_http(runtime) as client:
+        refused = await client.post("/attachments", content=b'{"session_id": 5}')
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid-argument")
+        attachment = (await client.post("/attachments", json={"session_id": session.id})).json()["attachment_id"]
+        refused = await client.post(f"/attachments/{attachment}/messages", content=said)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid-argument")
+        assert (await client.post(f"/attachments/{attachment}/messages", json={"op": "comms"})).json()[
+            "kind"
+        ] == "opened"
+        assert (await client.delete(f"/attachments/{attachment}")).status_code == 204
+    assert session in runtime.sessions.all(), "only a session that was opened for it ends with an attachment"
+
+
+async def test_an_attachment_has_one_reader_and_is_nobody_elses(runtime: Runtime, session: Session) -> None:
+    stranger = {"Belljar-Principal": "key:stranger"}
+    async with asked_over_http(runtime) as client:
+        assert (await client.post("/attachments", json={"session_id": session.id}, headers=stranger)).status_code == 404
+        attachment = (await client.post("/attachments", json={"session_id": session.id})).json()["attachment_id"]
+        for path, body in (
+            (f"/attachments/{attachment}/messages", {"op": "interrupt"}),
+            ("/attachments/0000/messages", {"op": "interrupt"}),
+        ):
+            assert (await client.post(path, json=body, headers=stranger)).status_code == 404
+        async with client.stream("GET", f"/attachments/{attachment}/events") as first:
+            assert first.status_code == 200
+            assert (await client.get(f"/attachments/{attachment}/events")).status_code == 409
+        await until(lambda: _is_gone(client, attachment))
 
 
 def _until(name: str) -> str:

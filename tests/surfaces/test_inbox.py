@@ -1,4 +1,4 @@
-"""Questions that are answered outside the client: at the inbox, through the operator's socket and `belljar inbox`."""
+"""Questions that are answered outside the client: at the inbox, through the server's socket and `belljar inbox`."""
 
 import asyncio
 import json

@@ -14,26 +14,6 @@ from belljar.outputs.jupyter_messages import OutputKind
 # Requests
 
 
-class AttachRequest(Model):
-    """As first message: attach to this session."""
-
-    op: Literal["attach"] = "attach"
-    session_id: str
-
-
-class OpenRequest(Model):
-    """As first message: open a new session, owned by the sender."""
-
-    op: Literal["open"] = "open"
-    environment: str = ""
-
-
-class EndRequest(Model):
-    """End the session that this connection opened, and delete all of it."""
-
-    op: Literal["end"] = "end"
-
-
 class ExecuteRequest(Model):
     """Queue a cell."""
 
@@ -98,7 +78,6 @@ class CompletenessRequest(Model):
 
 Request = Annotated[
     ExecuteRequest
-    | EndRequest
     | AnswerRequest
     | CommRequest
     | CommsRequest
@@ -108,13 +87,6 @@ Request = Annotated[
     | CompletenessRequest,
     Field(discriminator="op"),
 ]
-
-
-class NumberedRequest(Model):
-    """A request and the number that its reply will have."""
-
-    number: int
-    request: Request
 
 
 # Replies
@@ -164,35 +136,26 @@ class CompletenessReply(Model):
     indent: str
 
 
-class RefusedReply(Model):
-    """The request failed: `told` is the code and the message of the error."""
-
-    kind: Literal["refused"] = "refused"
-    told: str
-    hint: str = ""
-
-
 Reply = Annotated[
-    DoneReply | QueuedReply | OpenedReply | CompletionReply | InspectionReply | CompletenessReply | RefusedReply,
+    DoneReply | QueuedReply | OpenedReply | CompletionReply | InspectionReply | CompletenessReply,
     Field(discriminator="kind"),
 ]
-
-
-class NumberedReply(Model):
-    """The reply to the request of that number."""
-
-    kind: Literal["replied"] = "replied"
-    number: int
-    reply: Reply
 
 
 # Events
 
 
-class AttachedMessage(Model):
-    """The answer to `AttachRequest` and `OpenRequest`: the session is attached."""
+class NewAttachment(Model):
+    """What to attach to: a live session, or without its id a new one, which is the caller's and ends with `DELETE`."""
 
-    kind: Literal["welcome"] = "welcome"
+    session_id: str = ""
+    environment: str = ""
+
+
+class Attached(Model):
+    """A session that is attached to."""
+
+    attachment_id: str
     session_id: str
     environment: str
     python_version: str
@@ -258,22 +221,9 @@ class SessionEnded(Model):
 
 
 SessionEvent = ExecutionStarted | ExecutionOutput | QuestionAsked | CommHeard | ExecutionEnded | SessionEnded
-ToClient = Annotated[
-    AttachedMessage
-    | RefusedReply
-    | NumberedReply
-    | ExecutionStarted
-    | ExecutionOutput
-    | QuestionAsked
-    | CommHeard
-    | ExecutionEnded
-    | SessionEnded,
-    Field(discriminator="kind"),
-]
 
 # The validators are built when the first person attaches, as those of the models are.
 _LATE = ConfigDict(defer_build=True)
-FirstMessage = AttachRequest | OpenRequest
-first: TypeAdapter[FirstMessage] = TypeAdapter(Annotated[FirstMessage, Field(discriminator="op")], config=_LATE)
-numbered: TypeAdapter[NumberedRequest] = TypeAdapter(NumberedRequest)
-to_client: TypeAdapter[ToClient] = TypeAdapter(ToClient, config=_LATE)
+request_form: TypeAdapter[Request] = TypeAdapter(Request, config=_LATE)
+reply_form: TypeAdapter[Reply] = TypeAdapter(Reply, config=_LATE)
+event_form: TypeAdapter[SessionEvent] = TypeAdapter(Annotated[SessionEvent, Field(discriminator="kind")], config=_LATE)

@@ -1,22 +1,24 @@
 """Attaching to a session of a running server of the same user, over the server's socket.
 
-Finds the server and the session, and is the client of `server.py`.
+Finds the server and the session, and is the client of `surfaces/attachment_api.py`.
 """
 
 import asyncio
-import itertools
+import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
+
+import httpx2
+from pydantic import ValidationError
 
 from belljar import ipc
 from belljar.attachments import messages
 from belljar.attachments.base import AttachedSession
 from belljar.attachments.messages import (
     AnswerRequest,
-    AttachedMessage,
-    AttachRequest,
+    Attached,
     CommRequest,
     CommsRequest,
     CompletenessReply,
@@ -24,26 +26,25 @@ from belljar.attachments.messages import (
     CompleteRequest,
     CompletionReply,
     DoneReply,
-    EndRequest,
     ExecuteRequest,
     InspectionReply,
     InspectRequest,
     InterruptRequest,
-    NumberedReply,
-    NumberedRequest,
+    NewAttachment,
     OpenedReply,
-    OpenRequest,
     QueuedReply,
-    RefusedReply,
     Request,
     SessionEnded,
     SessionEvent,
 )
-from belljar.control import MAX_MESSAGE_BYTES, ask_sessions, server_sockets
+from belljar.control import TIMEOUT_S, ask_sessions
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
+from belljar.servers import HTTP_SOCKET
 
 _Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
+_PATH = "/api/v1/attachments"
+_DATA = b"data: "
 _MAX_QUEUED_EVENTS = 1_000
 _MAX_NAMED = 5
 
@@ -52,25 +53,17 @@ _MAX_NAMED = 5
 async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[AttachedSession]:
     """Attach to the one live session whose id begins with `prefix`, on any server of the data directory."""
     session_id, server_pid = await _find(data_directory, prefix)
-    attached = RemoteAttachment(await _connect(data_directory, f"{server_pid}-*"))
-    try:
-        await attached.greet(AttachRequest(session_id=session_id))
+    async with _open(data_directory, f"{server_pid}-*", NewAttachment(session_id=session_id)) as attached:
         yield attached
-    finally:
-        await attached.aclose()
 
 
 @asynccontextmanager
 async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[AttachedSession]:
     """Open a session on a running server of the data directory and attach to it; it ends with the block."""
-    attached = RemoteAttachment(await _connect(data_directory))
-    try:
-        await attached.greet(OpenRequest(environment=environment))
+    async with _open(data_directory, "*", NewAttachment(environment=environment)) as attached:
         yield attached
         with suppress(BelljarError):  # the session or the server may have ended before
             await attached.end()
-    finally:
-        await attached.aclose()
 
 
 async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
@@ -91,52 +84,77 @@ async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
     raise SessionNotFound(f"no live session has an id that begins with {prefix[:64]}", hint=f"There are {names}")
 
 
-async def _connect(data_directory: Path, run: str = "*") -> ipc.MessageStream:
-    for path in await asyncio.to_thread(server_sockets, data_directory, run):
-        with suppress(OSError):
-            return await ipc.open_stream(path, limit_bytes=MAX_MESSAGE_BYTES)
+@asynccontextmanager
+async def _open(data_directory: Path, run: str, wanted: NewAttachment) -> AsyncGenerator["RemoteAttachment"]:
+    """Attach on the first server that answers."""
+    paths = await asyncio.to_thread(lambda: sorted(data_directory.glob(f"runs/{run}/{HTTP_SOCKET}")))
+    for path in paths:
+        async with AsyncExitStack() as stack:
+            attached = RemoteAttachment(await stack.enter_async_context(_client(path)))
+            stack.push_async_callback(attached.aclose)
+            try:
+                await attached.greet(wanted)
+            except ConnectionRefusedError:
+                continue
+            yield attached
+            return
     raise EngineError(
         f"no running server that uses {data_directory} can be attached to", hint="Start one with: belljar serve"
     )
 
 
+@asynccontextmanager
+async def _client(path: Path) -> AsyncGenerator[httpx2.AsyncClient]:
+    # No TLS is spoken, but without a context httpx reads all certificates of the host, which takes 46 ms.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with ipc.reachable(path) as address:
+        transport = httpx2.AsyncHTTPTransport(uds=address, verify=context)
+        timeout = httpx2.Timeout(None, connect=TIMEOUT_S)
+        async with httpx2.AsyncClient(transport=transport, timeout=timeout, base_url="http://belljar") as client:
+            yield client
+
+
 class RemoteAttachment:
     """An `AttachedSession` whose session is in another process; made by `open_attachment` and `open_served`."""
 
-    def __init__(self, stream: ipc.MessageStream) -> None:
-        self._stream = stream
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[messages.Reply]] = {}
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
         self._events: asyncio.Queue[SessionEvent] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self._reading: asyncio.Task[None] | None = None
-        self._welcome: AttachedMessage | None = None
+        self._attached: Attached | None = None
         self._count = 0
+        # Cells, answers and messages to widgets arrive in the order of their calls.
+        self._in_order = asyncio.Lock()
 
-    async def greet(self, wanted: AttachRequest | OpenRequest) -> None:
-        """Say which session is wanted, and start to read. Called first."""
-        await self._stream.send(wanted.model_dump())
-        answer = await self._receive()
-        if isinstance(answer, RefusedReply):
-            raise named_error(answer.told, answer.hint)
-        if not isinstance(answer, AttachedMessage):
-            raise EngineError("the server did not greet as one that can be attached to")
-        self._welcome, self._count = answer, answer.count
-        self._reading = asyncio.get_running_loop().create_task(self._read())
+    async def greet(self, wanted: NewAttachment) -> None:
+        """Say which session is wanted, and start to read. Called first; ConnectionRefusedError where nobody listens."""
+        try:
+            response = await self._client.post(_PATH, content=wanted.model_dump_json())
+        except httpx2.ConnectError as error:
+            raise ConnectionRefusedError from error
+        except httpx2.TransportError:
+            raise _gone() from None
+        _check(response)
+        self._attached = Attached.model_validate_json(response.content)
+        self._count = self._attached.count
+        is_read = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.get_running_loop().create_task(self._read(is_read))
+        await is_read
 
     @property
     def session_id(self) -> str:
         """See `AttachedSession`."""
-        return self._welcome.session_id if self._welcome else ""
+        return self._attached.session_id if self._attached else ""
 
     @property
     def environment(self) -> str:
         """See `AttachedSession`."""
-        return self._welcome.environment if self._welcome else ""
+        return self._attached.environment if self._attached else ""
 
     @property
     def python_version(self) -> str:
         """See `AttachedSession`."""
-        return self._welcome.python_version if self._welcome else ""
+        return self._attached.python_version if self._attached else ""
 
     @property
     def count(self) -> int:
@@ -155,15 +173,18 @@ class RemoteAttachment:
 
     async def execute(self, code: str, *, allow_input: bool) -> str:
         """See `AttachedSession`."""
-        return (await self._ask(ExecuteRequest(code=code, allow_input=allow_input), QueuedReply)).execution_id
+        async with self._in_order:
+            return (await self._ask(ExecuteRequest(code=code, allow_input=allow_input), QueuedReply)).execution_id
 
     async def answer(self, execution_id: str, text: str | None, question: int) -> None:
         """See `AttachedSession`."""
-        await self._ask(AnswerRequest(execution_id=execution_id, text=text, question=question), DoneReply)
+        async with self._in_order:
+            await self._ask(AnswerRequest(execution_id=execution_id, text=text, question=question), DoneReply)
 
     async def send_comm(self, request_id: str, message: CommMessage) -> None:
         """See `AttachedSession`."""
-        await self._ask(CommRequest(request_id=request_id, comm=message), DoneReply)
+        async with self._in_order:
+            await self._ask(CommRequest(request_id=request_id, comm=message), DoneReply)
 
     async def comms(self) -> dict[str, str]:
         """See `AttachedSession`."""
@@ -186,64 +207,71 @@ class RemoteAttachment:
         return await self._ask(CompletenessRequest(code=code), CompletenessReply)
 
     async def end(self) -> None:
-        """End the session, if it was opened over this connection."""
-        await self._ask(EndRequest(), DoneReply)
+        """End the session, if it was opened for this attachment."""
+        try:
+            _check(await self._client.delete(self._path()))
+        except httpx2.TransportError:
+            raise _gone() from None
 
     async def aclose(self) -> None:
         """See `AttachedSession`."""
-        self._stream.close()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._end()
 
     # The connection
 
+    def _path(self) -> str:
+        return f"{_PATH}/{self._attached.attachment_id if self._attached else ''}"
+
     async def _ask(self, request: Request, kind: type[_Reply]) -> _Reply:
-        number = next(self._numbers)
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        if self._reading is None or self._reading.done():
+            raise _gone()
+        asking = asyncio.ensure_future(self._client.post(f"{self._path()}/messages", content=request.model_dump_json()))
         try:
-            if self._reading is None or self._reading.done():
+            # With the stream the attachment is gone, and whoever waits for an answer is told.
+            await asyncio.wait({asking, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
                 raise _gone()
-            await self._stream.send(NumberedRequest(number=number, request=request).model_dump())
-            reply = await waiting
-        except OSError:
+            response = asking.result()
+        except httpx2.TransportError:
             raise _gone() from None
         finally:
-            del self._waiting[number]
-        if isinstance(reply, RefusedReply):
-            raise named_error(reply.told, reply.hint)
+            asking.cancel()
+        _check(response)
+        reply = messages.reply_form.validate_json(response.content)
         if not isinstance(reply, kind):
             raise EngineError(f"the server answered a question with {reply.kind!r}")
         return reply
 
-    async def _receive(self) -> messages.ToClient:
+    async def _read(self, is_read: "asyncio.Future[None]") -> None:
+        """Put the events of the stream into the queue, until the session ends or the server hangs up."""
         try:
-            return await self._stream.receive(messages.to_client.validate_json)
-        except (OSError, ipc.Malformed):
-            raise _gone() from None
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                message = await self._receive()
-                match message:
-                    case NumberedReply(number=number, reply=reply):
-                        if (waiting := self._waiting.get(number)) is not None and not waiting.done():
-                            waiting.set_result(reply)
-                    case AttachedMessage() | RefusedReply():
-                        pass
-                    case _:
-                        await self._events.put(message)
-        except EngineError:
-            await self._events.put(SessionEnded())
+            async with self._client.stream("GET", f"{self._path()}/events") as response:
+                is_read.set_result(None)
+                rest = b""
+                async for chunk in response.aiter_bytes():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        if line.startswith(_DATA):
+                            await self._events.put(messages.event_form.validate_json(line[len(_DATA) :]))
+        except (httpx2.TransportError, ValidationError):
+            pass
         finally:
-            self._end()
+            if not is_read.done():
+                is_read.set_result(None)
+        await self._events.put(SessionEnded())
 
-    def _end(self) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_gone())
+
+def _check(response: httpx2.Response) -> None:
+    """Raise what the server refuses."""
+    if response.status_code < 300:
+        return
+    try:
+        detail = response.json()["error"]
+        raise named_error(f"{detail['code']}: {detail['message']}", detail["hint"])
+    except (ValueError, KeyError, TypeError):
+        raise EngineError(f"the server answered with {response.status_code}") from None
 
 
 def _gone() -> EngineError:

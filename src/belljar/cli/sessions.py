@@ -95,6 +95,8 @@ def _look(settings: Settings, *, has_asleep: bool) -> _Look:
     found, silent = asyncio.run(ask_sessions(folder))
     rows: list[tuple[int | None, str, SessionInfo]] = [*found]
     notes = [f"warning: the server with pid {pid} did not answer" for pid in silent]
+    if silent:
+        notes.append("hint: a server of an earlier version of belljar has to be started again to be asked")
     if has_asleep:
         live = {info.session_id for _, _, info in found}
         # A server that does not answer may have the sessions that are on disk as live ones.

@@ -1,4 +1,4 @@
-"""The console of a server: its engine, its ways in, and the links that its operator's socket gives."""
+"""The console of a server: its engine, its ways in, and the links that it gives its user."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

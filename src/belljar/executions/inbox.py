@@ -2,7 +2,7 @@
 
 Questions of executions come here when they are put, and are recorded with who answered them and where; waits of
 workflows join through `QuestionSource`. The first answer wins, from wherever it comes; a later one is told who was
-first. The operator's socket and the console use the same methods. Knows nothing of protocols.
+first. Commands and the console use the same methods. Knows nothing of protocols.
 """
 
 import json

@@ -47,22 +47,29 @@ class TooManyStreams(Busy):
 
 
 def event_stream(
-    request: Request, events: AsyncGenerator[dict[str, str]], shares: StreamShares, principal: str
+    request: Request,
+    events: AsyncGenerator[dict[str, str]],
+    shares: StreamShares,
+    principal: str,
+    *,
+    send_timeout_s: float | None = _SEND_TIMEOUT_S,
 ) -> Response:
     """Return the stream of these events. It ends when the reader goes or the server stops."""
     if request.method == "HEAD":
         # Nobody reads what follows, and nobody would notice when they go.
         return Response(headers=_HEADERS, media_type="text/event-stream")
     shares.take(principal)
-    return _CountedStream(events, lambda: shares.release(principal))
+    return _CountedStream(events, lambda: shares.release(principal), send_timeout_s)
 
 
 class _CountedStream(EventSourceResponse):
     """A stream that tells when it is over, also if its reader was gone before it began."""
 
-    def __init__(self, events: AsyncGenerator[dict[str, str]], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[dict[str, str]], on_end: Callable[[], None], send_timeout_s: float | None
+    ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
-            events, headers=_HEADERS, ping=_PING_S, sep="\n", send_timeout=_SEND_TIMEOUT_S
+            events, headers=_HEADERS, ping=_PING_S, sep="\n", send_timeout=send_timeout_s
         )
         self._events = events
         self._on_end = on_end

@@ -6,6 +6,7 @@ answers is imported at the first connection, because most servers get none.
 """
 
 import asyncio
+import math
 import os
 import pwd
 from collections.abc import AsyncGenerator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from belljar.engine.contract import Access
+    from belljar.surfaces.attachment_api import AttachmentApi
+    from belljar.surfaces.event_streams import StreamShares
 
 _MOST_CONNECTIONS: Final = 256
 _MOST_STREAMS: Final = 200
@@ -64,13 +67,18 @@ class _Answering:
         from uvicorn.config import Config
         from uvicorn.server import ServerState
 
+        from belljar.surfaces.attachment_api import AttachmentApi
         from belljar.surfaces.connections import IDLE_S, ConnectionLimiter, connection_limit
+        from belljar.surfaces.event_streams import StreamShares
 
-        # Descriptors in reserve are for the health of the server, which is asked elsewhere.
-        self._connections = ConnectionLimiter(connection_limit(_MOST_CONNECTIONS), reserve=0)
+        # Descriptors in reserve are for the health of the server, which is asked elsewhere. Who is attached may read
+        # on after hours, because the user who would wait for the descriptor is the same.
+        self._connections = ConnectionLimiter(connection_limit(_MOST_CONNECTIONS), reserve=0, unread_s=math.inf)
         self._state = ServerState()
+        streams = StreamShares(_MOST_STREAMS)
+        self._attachments = AttachmentApi(runtime.sessions, streams)
         self._config = Config(
-            _api(runtime),
+            _api(runtime, self._attachments, streams),
             http=self._connections.protocol,  # pyright: ignore[reportArgumentType]  # called, and nothing else
             log_config=None,
             log_level="warning",
@@ -94,19 +102,19 @@ class _Answering:
         for task in self._state.tasks:
             task.cancel()
         await asyncio.wait([self._watching, *self._state.tasks], timeout=_END_S)
+        await self._attachments.aclose()
 
 
-def _api(runtime: Runtime) -> "ASGIApp":
+def _api(runtime: Runtime, attachments: "AttachmentApi", streams: "StreamShares") -> "ASGIApp":
     from starlette.applications import Starlette
 
-    from belljar.surfaces.event_streams import StreamShares
     from belljar.surfaces.operations import exact
     from belljar.surfaces.rest import RestApi
 
     engine = runtime.late_engine.get()
     engine.start()
-    api = RestApi(engine, max_upload_bytes=runtime.settings.max_upload_bytes, streams=StreamShares(_MOST_STREAMS))
-    app = Starlette(routes=[exact(route) for route in api.routes()])
+    api = RestApi(engine, max_upload_bytes=runtime.settings.max_upload_bytes, streams=streams)
+    app = Starlette(routes=[exact(route) for route in (*api.routes(), *attachments.routes())])
     app.router.redirect_slashes = False
     return _Speaker(app, runtime.settings.only_owner)
 
