@@ -17,7 +17,6 @@ from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from belljar.sandboxes.limits.enforcement import Enforcer
-from belljar.sandboxes.limits.trials import LimitTrial
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 from belljar.settings import Settings
 from local_index import IndexedPackages
@@ -46,8 +45,8 @@ class BrokenProvider:
 def quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the test that is about all of them hits limits and asks for containers: each takes a second."""
 
-    async def tried(enforcer: Enforcer) -> list[LimitTrial]:
-        return [LimitTrial(name, True, "not tried") for name in enforcer.groups.controllers]
+    async def tried(enforcer: Enforcer) -> dict[str, str]:
+        return dict.fromkeys(enforcer.groups.controllers, "")
 
     if "every_section" not in request.node.name:
         monkeypatch.setattr(doctor, "try_limits", tried)

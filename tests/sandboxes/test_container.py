@@ -150,6 +150,14 @@ def test_podman_is_asked_first_and_the_one_that_works_is_taken(program: Program)
     assert [*find_engines("podman")] == [silent]
 
 
+def test_docker_says_what_it_can_limit(program: Program) -> None:
+    for key, controller in {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}.items():
+        program("docker", _answer({"ServerVersion": "28.2.2", key: True}))
+        (engine,) = find_engines("docker")
+        assert isinstance(engine, ContainerEngine)
+        assert engine.controllers == {controller}
+
+
 def test_a_program_called_docker_may_be_podman(program: Program) -> None:
     program("docker", _answer(PODMAN))
     (engine,) = find_engines("docker")
@@ -375,7 +383,7 @@ def test_limits_are_found_in_a_unified_group_above_the_commands_own(tmp_path: Pa
     found = containment.limiting(ControlGroups("v2", dict.fromkeys(("memory", "pids"), own), is_unified=True), LIMITS)
     assert found == {"memory": own.parent}
     group = adopt(found, is_unified=True)
-    assert group.oom_kills() == 1
+    assert group.hits("memory") == 1
     group.release()
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from belljar import settings as table
 from belljar.errors import SettingsError
+from belljar.sandboxes.limits.table import LIMITS
 from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
 from belljar.settings.sources import ALIASES
 from belljar.settings.trust import trust
@@ -304,16 +305,13 @@ def test_a_pool_may_be_as_large_as_there_may_be_sessions() -> None:
     assert (settings.pool_size, settings.preload, settings.on_death) == (3, ["os.path", "ünïcode"], "fresh")
 
 
-LIMITS = ["memory_mb", "cpus", "max_processes", "disk_mb", "temporary_mb", "max_open_files"]
-
-
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", [limit.setting for limit in LIMITS])
 @pytest.mark.parametrize("spelling", ["none", "None", " NONE ", None])
 def test_a_limit_that_is_none_is_no_limit(name: str, spelling: str | None) -> None:
     assert getattr(load_settings({name: spelling}), name) is None
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", [limit.setting for limit in LIMITS])
 def test_no_limit_can_be_written_in_a_file_and_in_a_variable(
     empty_place: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,11 +42,12 @@ from belljar.sandboxes import providers
 from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
 from belljar.sandboxes.installed import ask_checks
-from belljar.sandboxes.limits.cgroup_discovery import CONTROLLERS, ControlGroups
+from belljar.sandboxes.limits.cgroup_discovery import ControlGroups
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.limits.host_memory import memory_allowance_mb, memory_shortage
 from belljar.sandboxes.limits.systemd_scope import request_scope
-from belljar.sandboxes.limits.trials import LimitTrial, try_limits
+from belljar.sandboxes.limits.table import CONTROLLERS, GroupedLimit
+from belljar.sandboxes.limits.trials import try_limits
 from belljar.sessions.pool import new_folders
 from belljar.settings import Settings, load_command_settings, parse_key, unread_files
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
@@ -64,12 +65,6 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _LIMITED_BY_US = ("namespace", "process", "gvisor")
 """The sandboxes whose limits are a section of their own, in which each is proved."""
 _NO_SESSIONS = "no session can start with these settings"
-_NAMES = {"memory": "memory", "cpu": "processors", "pids": "processes"}
-_COSTS = {
-    "memory": "each process of a session is limited by itself: many together can use up the machine's memory",
-    "cpu": "a session is only placed on as many processors, which its code can undo",
-    "pids": "processes are counted for each user, where sessions have users of their own, or else not at all",
-}
 _ELSEWHERE = {"container": "the engine", "microvm": "the virtual machine"}
 _NAME = "sessions"
 _COLD = "they start cold, which takes about half a second and the imports of each"
@@ -405,12 +400,12 @@ def check_limits(settings: Settings) -> list[HostCheck]:
     offer = enforcer.groups.offer
     logging.disable(logging.WARNING)  # the checks report what it would warn of
     try:
-        tried = {trial.controller: trial for trial in asyncio.run(try_limits(enforcer))}
+        complaints = asyncio.run(try_limits(enforcer))
     finally:
         logging.disable(logging.NOTSET)
     is_there = offer.kind != "none"
     kind = HostCheck("control groups", is_there, _hierarchy(offer), "" if is_there else enforcer.advice)
-    return [kind, *(_check(enforcer, tried.get(name), name) for name in CONTROLLERS)]
+    return [kind, *(_check_limit(enforcer, limit, complaints.get(name)) for name, limit in CONTROLLERS.items())]
 
 
 def _hierarchy(offer: ControlGroups) -> str:
@@ -420,16 +415,15 @@ def _hierarchy(offer: ControlGroups) -> str:
     return f"{offer.kind}, " + (f"those of sessions are made below {places}" if places else "none can be made by us")
 
 
-def _check(enforcer: Enforcer, trial: LimitTrial | None, controller: str) -> HostCheck:
-    if trial is None:
-        folder = enforcer.groups.offer.folders.get(controller)
+def _check_limit(enforcer: Enforcer, limit: GroupedLimit, complaint: str | None) -> HostCheck:
+    if complaint is None:
+        folder = enforcer.groups.offer.folders.get(limit.controller)
         reason = f"{folder.parent if folder else 'our control group'} is not ours to divide"
         refusal = request_scope() if enforcer.asks_systemd else ""
-        trial = LimitTrial(
-            controller, False, "; ".join(filter(None, ("not for a session as a whole: " + reason, refusal)))
-        )
-    name, cost = _NAMES[controller], _COSTS[controller]
-    return HostCheck(name, trial.is_enforced, trial.detail, "" if trial.is_enforced else enforcer.advice, cost)
+        complaint = "; ".join(filter(None, ("not for a session as a whole: " + reason, refusal)))
+    if complaint:
+        return HostCheck(limit.name, False, complaint, enforcer.advice, limit.cost)
+    return HostCheck(limit.name, True, limit.trial.proof, cost=limit.cost)
 
 
 def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:

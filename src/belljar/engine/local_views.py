@@ -58,6 +58,7 @@ from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.export_formats import ExportFormat, export
 from belljar.policy.decision_log import read_decisions
+from belljar.sandboxes.limits.table import LIMITS
 from belljar.servers import HTTP_SOCKET
 from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.history import bounded_notebook
@@ -127,10 +128,7 @@ class LocalViews:
     def _limits(self) -> dict[str, float | None]:
         settings = self._registry.settings
         return {
-            "memory_mb": settings.memory_mb,
-            "cpus": settings.cpus,
-            "disk_mb": settings.disk_mb,
-            "max_processes": settings.max_processes,
+            **{limit.setting: getattr(settings, limit.setting) for limit in LIMITS if limit.is_shown},
             "execution_timeout_s": settings.execution_timeout_s,
             "session_idle_s": settings.session_idle_s,
         }

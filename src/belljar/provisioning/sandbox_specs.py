@@ -23,6 +23,7 @@ from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import Egress, ServicedSandbox, open_services
 from belljar.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from belljar.sandboxes.gpus import GpuView
+from belljar.sandboxes.limits.table import LIMITS
 from belljar.settings import Settings
 from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.toolbox import Toolbox
@@ -151,11 +152,4 @@ def room_for(folders: KernelFolders, settings: Settings) -> InstallRoom:
 
 def limits_of(settings: Settings) -> Limits:
     """Return what each session may use."""
-    return Limits(
-        memory_mb=settings.memory_mb or 0,
-        cpus=settings.cpus or 0,
-        processes=settings.max_processes or 0,
-        disk_mb=settings.disk_mb or 0,
-        temporary_mb=settings.temporary_mb or 0,
-        open_files=settings.max_open_files or 0,
-    )
+    return Limits(**{limit.field: getattr(settings, limit.setting) or 0 for limit in LIMITS})

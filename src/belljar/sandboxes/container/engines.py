@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from belljar.sandboxes.base import Identity
+from belljar.sandboxes.limits.table import CONTROLLERS
 
 LABEL = "belljar.pids"
 """On every container of ours: the pid namespace to which the process number in its name belongs."""
 
 _NAMES = ("podman", "docker")
 _TIMEOUT_S = 15
-_CONTROLLERS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 # Above this podman 4.3 may refuse, because it has lowered its own limit first.
 _MAX_PROCESSES = 32_768
 
@@ -35,7 +35,7 @@ class ContainerEngine:
     is_rootless: bool
     """Whether its containers are in the user namespace of an ordinary user."""
     controllers: frozenset[str]
-    """What it can limit: memory, cpu, pids."""
+    """What it can limit, by the keys of `CONTROLLERS`."""
     options: tuple[str, ...] = ()
     """Put before every command."""
     limits_processes: bool = False
@@ -165,7 +165,7 @@ def _podman(program: str, facts: Mapping[str, Any]) -> ContainerEngine:
     # An ordinary user may not write the v1 hierarchy: podman accepts limits there, and does not set them.
     is_powerless = is_rootless and host.get("cgroupVersion") == "v1"
     named: list[str] = host.get("cgroupControllers") or []
-    known = frozenset(name for name in _CONTROLLERS if name in named and not is_powerless)
+    known = frozenset(name for name in CONTROLLERS if name in named and not is_powerless)
     return ContainerEngine("podman", program, str(facts["version"]["Version"]), is_rootless, known)
 
 
@@ -174,7 +174,7 @@ def _docker(program: str, facts: Mapping[str, Any]) -> ContainerEngine:
         raise EngineSilent("; ".join(facts.get("ServerErrors") or ["the daemon does not answer"]))
     security: list[str] = facts.get("SecurityOptions") or []
     is_rootless = any("rootless" in option for option in security)
-    known = frozenset(name for name, key in _CONTROLLERS.items() if facts.get(key))
+    known = frozenset(name for name, limit in CONTROLLERS.items() if facts.get(limit.docker_info))
     return ContainerEngine("docker", program, str(facts["ServerVersion"]), is_rootless, known)
 
 

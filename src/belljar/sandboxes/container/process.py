@@ -26,8 +26,8 @@ from belljar.sandboxes.container.run_arguments import INIT_FOLDER, RunArguments,
 from belljar.sandboxes.limits.cgroup_discovery import ControlGroups, read_membership
 from belljar.sandboxes.limits.cgroups import ControlGroup, adopt
 from belljar.sandboxes.limits.enforcement import Enforcement
+from belljar.sandboxes.limits.table import CONTROLLERS
 from belljar.sandboxes.namespace.bwrap_args import open_content
-from belljar.settings import MEBIBYTE
 
 MAX_DESCRIPTORS = 250
 _PROGRAM = FOLDER / "container_init.py"
@@ -357,15 +357,15 @@ class ContainerProcess:
 
 
 def limiting(offer: ControlGroups, limits: Limits) -> dict[str, Path]:
-    """Return the groups that really limit the process: its own, or one just above that the engine made."""
-    wanted = {
-        "memory": ("memory.max" if offer.is_unified else "memory.limit_in_bytes", limits.memory_mb * MEBIBYTE),
-        "pids": ("pids.max", limits.processes),
-    }
+    """Return the groups that really limit the process: its own, or one just above that the engine made.
+
+    Only those whose incidents are told are looked for.
+    """
     found: dict[str, Path] = {}
-    for name, (file, most) in wanted.items():
-        own = offer.folders.get(name)
-        for folder in (own, *own.parents)[:_LEVELS] if own and most else ():
+    for name, limit in CONTROLLERS.items():
+        own, most = offer.folders.get(name), getattr(limits, limit.field) * limit.unit
+        file = next(iter((limit.v2 if offer.is_unified else limit.v1).limits))
+        for folder in (own, *own.parents)[:_LEVELS] if own and most and limit.incident else ():
             with contextlib.suppress(OSError):
                 if (folder / file).read_text().strip() == str(most):
                     found[name] = folder

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import InvalidArgument
-from belljar.sandboxes.base import WORKSPACE, Limits, SandboxSpec
+from belljar.sandboxes.base import WORKSPACE, SandboxSpec
 from belljar.sandboxes.container.engines import ContainerEngine
 from belljar.sandboxes.defaults import HOME, SCRATCH
+from belljar.sandboxes.limits.table import CONTROLLERS
 from belljar.sandboxes.machine_files import ETC, machine_files
 
 INIT_FOLDER = "/run/container-init"
@@ -42,7 +43,6 @@ _OF_ENGINE = {
     ),
     "docker": (),
 }
-_UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,12 @@ class RunArguments:
             *_selinux(),
             *users,
             *self.engine.ulimits(),
-            *_limits(self.engine, self.spec.limits),
+            *(
+                word
+                for name, limit in CONTROLLERS.items()
+                if name in self.engine.controllers
+                for word in limit.engine_options(self.spec.limits)
+            ),
             *_temporary(self.engine, self.spec),
             *mounts,
             *("--entrypoint", interpreter, self.image, *program),
@@ -141,17 +146,6 @@ def _selinux() -> Iterator[str]:
     # The labels of the host's trees must stay, because relabelling them would break their other users.
     if Path("/sys/fs/selinux/enforce").exists():
         yield from ("--security-opt", "label=disable")
-
-
-def _limits(engine: ContainerEngine, limits: Limits) -> Iterator[str]:
-    if limits.memory_mb and "memory" in engine.controllers:
-        # The second number is for memory and swap together.
-        yield from ("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m")
-    if limits.cpus and "cpu" in engine.controllers:
-        # Engines refuse more processors than the host has.
-        yield from ("--cpus", f"{min(limits.cpus, os.cpu_count() or 1):g}")
-    if "pids" in engine.controllers:
-        yield from ("--pids-limit", str(limits.processes or _UNLIMITED))
 
 
 def _temporary(engine: ContainerEngine, spec: SandboxSpec) -> Iterator[str]:

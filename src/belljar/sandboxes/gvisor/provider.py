@@ -24,6 +24,7 @@ from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
+from belljar.sandboxes.limits.table import LIMITS
 from belljar.sandboxes.machine_files import machine_files
 from belljar.sandboxes.namespace.bwrap_args import (
     NESTED,
@@ -69,10 +70,7 @@ _CHOSEN = {
     # The session's sockets are in its scratch folder; nothing else that is shown has any.
     "host-uds": "all",
 }
-_RLIMITS = {
-    getattr(resource, name): name
-    for name in ("RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
-}
+_RLIMITS = {getattr(resource, name): name for name in ("RLIMIT_CORE", *(limit.rlimit for limit in LIMITS)) if name}
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 # Linux lets a user namespace mount something again only with the flags it already has, so these are always given.
 _HARMLESS = ("nosuid", "nodev")

@@ -1,7 +1,7 @@
 """Finds which control groups this host offers, and where belljar may make groups. Reads only; it changes nothing.
 
 There are two hierarchies: v1 has one tree per controller; v2, the unified one, has a single tree whose groups pass
-controllers on to the groups below them. Knows nothing of sessions or limits.
+controllers on to the groups below them. Knows nothing of sessions.
 """
 
 import os
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-CONTROLLERS = ("memory", "cpu", "pids")
+from belljar.sandboxes.limits.table import CONTROLLERS
+
 LEAF = "belljar-server"
 """The group that the server moves itself to in a delegated v2 group, because a group with groups below holds nobody."""
 

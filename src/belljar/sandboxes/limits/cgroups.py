@@ -10,11 +10,11 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.child import open_pidfd
-from belljar.settings import MEBIBYTE
+from belljar.sandboxes.limits.table import CONTROLLERS, GroupFiles
 
 __all__ = ["ControlGroup", "GroupV1", "GroupV2", "adopt"]
 
@@ -32,20 +32,12 @@ class ControlGroup(Protocol):
         """Return the files that a process with one thread writes `0` to when it wants to join."""
         ...
 
-    def oom_kills(self) -> int:
-        """Return how many processes the kernel ever killed in it because memory ran out."""
+    def hits(self, controller: str) -> int:
+        """Return how often the kernel ever enforced its limit of this controller, as by a kill or a refused fork."""
         ...
 
     def own_shortages(self) -> int | None:
         """Return how often its own limit of memory, not one above it, left no room; None where that is not counted."""
-        ...
-
-    def refused_forks(self) -> int:
-        """Return how many processes and threads the kernel ever refused in it."""
-        ...
-
-    def throttled_periods(self) -> int:
-        """Return in how many periods its processes ever had to wait because their share of the processors was used."""
         ...
 
     def take_peak_bytes(self) -> int:
@@ -87,8 +79,6 @@ class ControlGroup(Protocol):
 
 # What both hierarchies do alike
 
-PERIOD_US = 100_000
-"""The period in which shares of a processor are counted."""
 TIMEOUT_S = 2.0
 """How long to wait until a killed group is empty."""
 RETRY_S = 0.002
@@ -96,10 +86,31 @@ RETRY_S = 0.002
 
 @dataclass(slots=True)
 class GroupFolders:
-    """A group as its folders, with what v1 and v2 do alike. Knows no limits."""
+    """A group as its folders, with what v1 and v2 do alike."""
 
+    is_unified: ClassVar[bool] = False
     folders: dict[str, Path]
     _open: dict[str, int] = field(default_factory=dict[str, int])
+
+    def limit(self, limits: Limits) -> None:
+        """Write the limits of the controllers that the group has."""
+        for name, folder in self.folders.items():
+            limit, files = CONTROLLERS[name], self.files(name)
+            most = round(getattr(limits, limit.field) * limit.unit)
+            for file, text in files.limits.items():
+                try:
+                    write(folder / file, text.format(most))
+                except FileNotFoundError:
+                    if file != files.optional:
+                        raise
+
+    def files(self, controller: str) -> GroupFiles:
+        """Return the names of a controller's files."""
+        return CONTROLLERS[controller].v2 if self.is_unified else CONTROLLERS[controller].v1
+
+    def hits(self, controller: str) -> int:
+        """See `ControlGroup`."""
+        return self.entry(controller, *self.files(controller).hits)
 
     def read(self, controller: str, file: str) -> bytes:
         """Return the content of a controller's file. It stays open: opening takes 20 of 21 µs."""
@@ -129,10 +140,6 @@ class GroupFolders:
         """Return the numbers after several names, all from the same moment."""
         lines = b"\n" + self.read(controller, file)
         return [int(lines.partition(b"\n%b " % name)[2].partition(b"\n")[0] or 0) for name in names]
-
-    def throttled_periods(self) -> int:
-        """See `ControlGroup`."""
-        return self.entry("cpu", "cpu.stat", b"nr_throttled")
 
     def members(self) -> set[int]:
         """See `ControlGroup`."""
@@ -239,35 +246,13 @@ def numbers(path: Path) -> list[int]:
 class GroupV1(GroupFolders):
     """A group of the v1 hierarchy: a folder in each controller's tree."""
 
-    def limit(self, limits: Limits) -> None:
-        """Write the limits of the controllers that the group has."""
-        if folder := self.folders.get("memory"):
-            size = limits.memory_mb * MEBIBYTE
-            write(folder / "memory.limit_in_bytes", size)
-            # Hosts without swap accounting have no such file.
-            with contextlib.suppress(FileNotFoundError):
-                write(folder / "memory.memsw.limit_in_bytes", size)
-        if folder := self.folders.get("cpu"):
-            write(folder / "cpu.cfs_period_us", PERIOD_US)
-            write(folder / "cpu.cfs_quota_us", round(limits.cpus * PERIOD_US))
-        if folder := self.folders.get("pids"):
-            write(folder / "pids.max", limits.processes)
-
     def procs_files(self) -> list[str]:
         """Return the `tasks` files, not `cgroup.procs`: moving only itself stops no others (1 ms for 15)."""
         return [str(folder / "tasks") for folder in self.folders.values()]
 
-    def oom_kills(self) -> int:
-        """See `ControlGroup`. `memory.failcnt` stays 0 when memory and swap have the same limit; `oom_kill` counts."""
-        return self.entry("memory", "memory.oom_control", b"oom_kill")
-
     def own_shortages(self) -> int | None:
         """See `ControlGroup`."""
         return None
-
-    def refused_forks(self) -> int:
-        """See `ControlGroup`."""
-        return self.entry("pids", "pids.events", b"max")
 
     def take_peak_bytes(self) -> int:
         """See `ControlGroup`."""
@@ -288,6 +273,7 @@ class GroupV1(GroupFolders):
 class GroupV2(GroupFolders):
     """A group of the v2 hierarchy: one folder."""
 
+    is_unified: ClassVar[bool] = True
     _peak: int = -1
     _highest: int = 0
     """The highest peak that was read, for kernels that cannot reset it."""
@@ -298,17 +284,9 @@ class GroupV2(GroupFolders):
 
     def limit(self, limits: Limits) -> None:
         """Write the limits of the controllers that the group has."""
+        GroupFolders.limit(self, limits)
         if folder := self.folders.get("memory"):
-            write(folder / "memory.max", limits.memory_mb * MEBIBYTE)
-            with contextlib.suppress(FileNotFoundError):
-                write(folder / "memory.swap.max", 0)
-            # `memory.oom.group` stays 0: the kernel then kills the largest process, and not the earlier states of the
-            # session with it, nor the session for the sake of a program that it started.
             self.open_peak(folder / "memory.peak")
-        if folder := self.folders.get("cpu"):
-            write(folder / "cpu.max", f"{round(limits.cpus * PERIOD_US)} {PERIOD_US}")
-        if folder := self.folders.get("pids"):
-            write(folder / "pids.max", limits.processes)
 
     def open_peak(self, path: Path) -> None:
         """Open the peak for `take_peak_bytes`, which resets it per descriptor from Linux 6.12 on; before, it cannot."""
@@ -322,17 +300,9 @@ class GroupV2(GroupFolders):
         folder = self._folder
         return [str(folder / "cgroup.procs")] if folder else []
 
-    def oom_kills(self) -> int:
-        """See `ControlGroup`."""
-        return self.entry("memory", "memory.events", b"oom_kill")
-
     def own_shortages(self) -> int | None:
         """See `ControlGroup`."""
         return self.entry("memory", "memory.events", b"oom")
-
-    def refused_forks(self) -> int:
-        """See `ControlGroup`."""
-        return self.entry("pids", "pids.events", b"max")
 
     def take_peak_bytes(self) -> int:
         """See `ControlGroup`. Where the kernel cannot reset it, a peak below an earlier one is told as what is used."""

@@ -22,12 +22,12 @@ from belljar.sandboxes.limits.cgroup_discovery import ControlGroups, read_contro
 from belljar.sandboxes.limits.cgroups import ControlGroup
 from belljar.sandboxes.limits.server_groups import ServerGroups
 from belljar.sandboxes.limits.systemd_scope import find_control_groups, groups_advice, request_scope, supervisor_groups
+from belljar.sandboxes.limits.table import CONTROLLERS, LIMITS
 from belljar.settings import MEBIBYTE
 from belljar.supervisor import SupervisorClient
 
 OOM_SCORE = "500"
 """How soon Linux kills a session when memory runs out: the server has 0, checkpoints have 1000."""
-_NAMES = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
 # This shell moves itself into the control groups, then becomes the command: a process that moves itself costs 1 ms, one
 # that is moved by another up to 15. With `_WAIT` it first waits for a line, so that the server can set its limits
 # before it is the command, or another user's process. End of file instead of a line means the server died: it exits.
@@ -64,16 +64,17 @@ class Enforcer:
 
     def check(self) -> HostCheck:
         """Return the line for `doctor`. It never fails, because a session without a group has weaker limits."""
-        offered = [_NAMES[name] for name in self.groups.controllers]
-        lacking = [name for name in _NAMES.values() if name not in offered]
+        offered = self.groups.controllers
+        lacking = [limit.noun for name, limit in CONTROLLERS.items() if name not in offered]
         if not lacking:
-            return HostCheck("limits", is_ok=True, detail=f"control groups bound the {_listed(offered)} of a session")
+            bound = _listed([CONTROLLERS[name].noun for name in offered])
+            return HostCheck("limits", is_ok=True, detail=f"control groups bound the {bound} of a session")
         return HostCheck("limits", is_ok=True, detail=f"{_listed(lacking)}: {self.warning}", hint=self.advice)
 
     @property
     def warning(self) -> str:
         """What to warn of at start-up where control groups cannot be written; empty where they can."""
-        lacking = [name for name in _NAMES if name not in self.groups.controllers]
+        lacking = [name for name in CONTROLLERS if name not in self.groups.controllers]
         if "memory" in lacking or "pids" in lacking:
             warning = (
                 "Control groups cannot be written here: memory is limited per process only, not for a whole session"
@@ -146,10 +147,9 @@ class Enforcement:
         self.limits = limits
         self.groups = groups
         self._processors = processors
-        self._oom_kills = 0
+        self._hits = dict.fromkeys(CONTROLLERS, 0)
         self._own_shortages = 0
         self._shortages_in_peaks = 0
-        self._refused_forks = 0
         self._peak_bytes = 0
         self._reported_bytes = 0
 
@@ -208,18 +208,16 @@ class Enforcement:
 
     def process_limits(self, *, is_alone: bool) -> dict[int, int]:
         """Return the limits of each process, by the numbers of setrlimit(2). Part of `bind`."""
-        limits = self.limits
         governed = self.group.folders if self.group else {}
         chosen = {resource.RLIMIT_CORE: 0}
-        if limits.open_files:
-            chosen[resource.RLIMIT_NOFILE] = limits.open_files
-        if limits.disk_mb:
-            chosen[resource.RLIMIT_FSIZE] = max(limits.disk_mb, limits.temporary_mb) * MEBIBYTE
-        if limits.memory_mb and "memory" not in governed:
-            # Not RLIMIT_AS, because browsers and Arrow reserve far more addresses than they ever fill.
-            chosen[resource.RLIMIT_DATA] = limits.memory_mb * MEBIBYTE
-        if limits.processes and "pids" not in governed and is_alone:
-            chosen[resource.RLIMIT_NPROC] = limits.processes
+        for limit in LIMITS:
+            is_kept = limit.controller not in governed and (is_alone or not limit.counts_user)
+            if limit.rlimit and is_kept and (most := getattr(self.limits, limit.field)):
+                chosen[getattr(resource, limit.rlimit)] = most * limit.unit
+        if resource.RLIMIT_FSIZE in chosen:
+            # One file may fill a temporary folder, which may be larger than the session folder.
+            most = self.limits.temporary_mb * MEBIBYTE
+            chosen[resource.RLIMIT_FSIZE] = max(chosen[resource.RLIMIT_FSIZE], most)
         return chosen
 
     @contextlib.contextmanager
@@ -228,7 +226,7 @@ class Enforcement:
         if self.group is None or not self.limits.processes:
             yield
             return
-        group, before = self.group, self.group.refused_forks()
+        group, before = self.group, self.group.hits("pids")
         with contextlib.suppress(OSError):
             group.allow_processes(0)
         try:
@@ -237,20 +235,20 @@ class Enforcement:
             with contextlib.suppress(OSError):
                 group.allow_processes(self.limits.processes)
             # The forks refused meanwhile did not hit the session's own limit.
-            self._refused_forks += group.refused_forks() - before
+            self._hits["pids"] += group.hits("pids") - before
 
     def incidents(self) -> list[Incident]:
         """Return the limits that were hit since the last call."""
         if self.group is None:
             return []
         found: list[Incident] = []
-        oom_kills, refused_forks = self.group.oom_kills(), self.group.refused_forks()
-        if oom_kills > self._oom_kills:
-            found.append(Incident("out_of_memory", self._describe_shortage(self.group)))
-        if refused_forks > self._refused_forks:
-            detail = f"wanted more than {self.limits.processes:,} processes and threads, the limit"
-            found.append(Incident("too_many_processes", detail))
-        self._oom_kills, self._refused_forks = oom_kills, refused_forks
+        for name, limit in CONTROLLERS.items():
+            if limit.incident is None:
+                continue
+            before, self._hits[name] = self._hits[name], self.group.hits(name)
+            if self._hits[name] > before:
+                detail = limit.detail.format(getattr(self.limits, limit.field)) or self._describe_shortage(self.group)
+                found.append(Incident(limit.incident, detail))
         return found
 
     def _describe_shortage(self, group: ControlGroup) -> str:
@@ -274,7 +272,7 @@ class Enforcement:
 
     def oom_kills(self) -> int:
         """Return how many processes were killed because memory ran out; 0 where that is not counted."""
-        return self.group.oom_kills() if self.group else 0
+        return self.group.hits("memory") if self.group else 0
 
     def memory_peak_mb(self) -> float:
         """Return the most memory that all processes together held since the last call, less the page cache."""

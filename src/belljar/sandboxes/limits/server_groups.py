@@ -32,6 +32,7 @@ from belljar.sandboxes.limits.cgroups import (
     try_removal,
     write,
 )
+from belljar.sandboxes.limits.table import CONTROLLERS
 from belljar.supervisor import Deposit, NoSupervisor, SupervisorClient
 
 __all__ = ["PREFIX", "ServerGroups"]
@@ -148,8 +149,7 @@ class ServerGroups:
 
     def _governed(self, limits: Limits) -> dict[str, Path]:
         """Return the places of the controllers for which there is a limit."""
-        wanted = {"memory": limits.memory_mb, "cpu": limits.cpus, "pids": limits.processes}
-        return {name: place for name, place in self._places.items() if wanted[name]}
+        return {name: place for name, place in self._places.items() if getattr(limits, CONTROLLERS[name].field)}
 
     def _make_limited(self, name: str, limits: Limits) -> ControlGroup:
         folders = {controller: place / self._run / name for controller, place in self._governed(limits).items()}
