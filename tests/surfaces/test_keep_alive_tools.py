@@ -12,7 +12,7 @@ from tool_cells import awkward, slow_call
 
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
-from belljar.toolbox.call_log import CUT_OFF
+from belljar.toolbox.base import CUT_OFF
 from waiting import until
 
 pytestmark = pytest.mark.anyio

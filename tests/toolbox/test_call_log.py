@@ -1,5 +1,4 @@
-from belljar.toolbox.base import CallRecord
-from belljar.toolbox.call_log import MAX_RECORDS, CallLog, most_telling
+from belljar.toolbox.base import MAX_RECORDS, CallLog, CallRecord, most_telling
 
 
 def test_a_call_that_is_under_way_is_never_forgotten():

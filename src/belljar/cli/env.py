@@ -17,10 +17,10 @@ from belljar.environments import Environment, known_names, list_conda, open_envi
 from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.catalogue import ListedEnvironment, examine, managed_folder, managed_names, unused_folders
 from belljar.environments.conda.installs import WORK
-from belljar.environments.description import size_on_disk
 from belljar.environments.file_lock import open_lock
 from belljar.environments.lockfile import conda_lock, is_conda, lock_of
 from belljar.environments.managed import compile_packages
+from belljar.environments.presence import size_on_disk
 from belljar.environments.selection import KERNEL_PREFIX, check_name
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.fd_walk import remove_tree

@@ -26,14 +26,13 @@ from belljar.files.fd_walk import remove_tree
 from belljar.outputs.forms import extension_of
 from belljar.settings import Settings, load_command_settings
 from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
-from belljar.toolbox.code_generation import generate
+from belljar.toolbox.code_generation import Detail, generate, show
 from belljar.toolbox.connection import upstream_limits
 from belljar.toolbox.learned_shapes import OwnedShapes, Shapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.texts import first_sentence
-from belljar.toolbox.tool_listing import Detail, show
 from belljar.toolbox.toolbox import INSIDE
 from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 

@@ -48,9 +48,8 @@ from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, In
 from belljar.provisioning.handover import ResumableKernel
 from belljar.sandboxes.base import Incident
 from belljar.spans import ExecutionSpan
-from belljar.toolbox.base import CallRecord, Question, QuestionReply
+from belljar.toolbox.base import CallLog, CallRecord, Question, QuestionReply
 from belljar.toolbox.broker import Broker
-from belljar.toolbox.call_log import CallLog
 
 log = logging.getLogger(__name__)
 

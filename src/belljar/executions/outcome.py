@@ -21,8 +21,7 @@ from belljar.outputs.events import Event, Finished, Raised
 from belljar.provisioning.gpus import SessionGpus
 from belljar.sandboxes.base import Incident
 from belljar.spans import ExecutionSpan
-from belljar.toolbox.base import CallRecord
-from belljar.toolbox.call_log import most_telling
+from belljar.toolbox.base import CallRecord, most_telling
 
 Reason = Literal["timeout", "interrupted", "disk_full"]
 ON_REQUEST = "on request"

@@ -11,8 +11,7 @@ import os
 import time
 from dataclasses import asdict, dataclass, fields, replace
 
-from belljar.toolbox.base import CallRecord
-from belljar.toolbox.call_log import MAX_RECORDS
+from belljar.toolbox.base import MAX_RECORDS, CallRecord
 
 _SIZE = 256
 _CALL_BYTES = 2_048

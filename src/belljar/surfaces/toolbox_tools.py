@@ -17,7 +17,7 @@ from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
 from belljar.surfaces.workflow_tools import WorkflowTools
-from belljar.toolbox.tool_listing import Detail
+from belljar.toolbox.code_generation import Detail
 
 TOOLBOX_INSTRUCTIONS = (
     "Tools of other servers are Python functions in sealed, stateful sessions. Find them with search_tools, call them "

@@ -1,9 +1,10 @@
-"""The types that the modules of the toolbox share: tools, catalogues, answers, questions, call records.
+"""The types that the modules of the toolbox share: tools, catalogues, answers, questions, call records and their log.
 
 Everything that an upstream server says is untrusted, and so is everything that a session asks: the host looks up and
 checks names and arguments before it uses them.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -16,6 +17,15 @@ AWAY = "It is tried again when cells name it; where it stays away, only the oper
 """Added to the error of a server that was never reached."""
 LATER = "Go on without it and try again in a while; other servers are not affected"
 """Added to the error of a server that is still connecting."""
+MAX_RECORDS = 1_000
+
+End = Literal["returned", "failed", "refused", "cancelled"]
+_Started = tuple[str, str, float]
+"""The server, the tool and the start time of a call in flight."""
+OnChange = Callable[[int, "CallRecord"], None]
+"""Called with the number of a call and its current record."""
+
+CUT_OFF = "its server ended meanwhile; whether the tool did it is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +201,52 @@ class CallRecord:
     state: Literal["started", "returned", "failed", "refused", "cancelled"]
     duration_s: float = 0.0
     reason: str = ""
+
+
+class CallLog:
+    """Keeps every call in flight, and the latest of those that have ended."""
+
+    def __init__(self, *, earlier: Sequence[CallRecord] = (), on_change: OnChange | None = None) -> None:
+        self._records: dict[int, CallRecord | _Started] = {}
+        self._count = 0
+        self._on_change = on_change
+        for record in earlier:
+            self._count += 1
+            is_cut_off = record.state == "started"
+            self._set(self._count, replace(record, state="failed", reason=CUT_OFF) if is_cut_off else record)
+
+    def start(self, server: str, tool: str) -> int:
+        """Record the start of a call; return its number, for `finish`."""
+        self._count += 1
+        self._records[self._count] = (server, tool, time.monotonic())
+        if self._on_change is not None:
+            self._on_change(self._count, CallRecord(server, tool, "started"))
+        return self._count
+
+    def finish(self, number: int, state: End, reason: str = "") -> None:
+        """Record how a call ended."""
+        started = self._records[number]
+        if isinstance(started, CallRecord):
+            return
+        server, tool, began = started
+        self._set(number, CallRecord(server, tool, state, round(time.monotonic() - began, 6), reason))
+        if len(self._records) > MAX_RECORDS:
+            del self._records[next(each for each, record in self._records.items() if isinstance(record, CallRecord))]
+
+    def _set(self, number: int, record: CallRecord) -> None:
+        self._records[number] = record
+        if self._on_change is not None:
+            self._on_change(number, record)
+
+    def records(self) -> list[CallRecord]:
+        """Return the records; a call in flight has the state `started`."""
+        return [
+            record if isinstance(record, CallRecord) else CallRecord(record[0], record[1], "started")
+            for record in self._records.values()
+        ]
+
+
+def most_telling(records: Sequence[CallRecord], most: int) -> list[CallRecord]:
+    """Return the `most` important records in their order: calls that did not return first, then the latest."""
+    ranked = sorted(range(len(records)), key=lambda place: (records[place].state == "returned", -place))
+    return [records[place] for place in sorted(ranked[:most])]

@@ -22,7 +22,9 @@ from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (
     AWAY,
     LATER,
+    CallLog,
     Catalogue,
+    End,
     JsonObject,
     OnProgress,
     Question,
@@ -31,7 +33,6 @@ from belljar.toolbox.base import (
     ToolDefinition,
     Upstreams,
 )
-from belljar.toolbox.call_log import CallLog, End
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.question_subjects import QuestionSubject, call_subject

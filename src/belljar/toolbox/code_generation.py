@@ -1,11 +1,12 @@
 """Generates the Python tree that sessions import: `servers/<server>/__init__.py`, and a file for each tool.
 
 The same catalogue gives the same bytes. Everything a server says becomes data: texts in docstrings and comments, names
-as string literals. This module writes no files.
+as string literals. This module writes no files. It also shows tools to a model or a program as text: their names,
+signatures or whole files, each with its import.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from belljar.toolbox.base import AWAY, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.names import PythonNames, names_of, parameter_names
@@ -21,6 +22,9 @@ _LINE_CHARS = 100
 _PARAMETER_CHARS = 300
 _DEFAULT_CHARS = 60
 _INDENT = "    "
+Detail = Literal["names", "signatures", "source"]
+
+_LISTED_CHARS = 120
 
 
 def generate(catalogue: Catalogue, shape_of: ShapeOf) -> dict[str, str]:
@@ -251,3 +255,38 @@ def brief(schema: JsonObject, root: JsonObject, writer: TypeWriter | None = None
     known = len(writer.classes)
     written = writer.write(schema, root, "Value")
     return written if len(writer.classes) == known else "dict"
+
+
+def show(tools: Sequence[ToolDefinition], detail: Detail, names: PythonNames, shape_of: ShapeOf) -> str:
+    """Return the tools as text, one after the other in the given order, the best first."""
+    if not tools:
+        return "No tool fits. `ls servers/` lists the servers."
+    return "\n".join(_shown(tool, detail, names, shape_of) for tool in tools)
+
+
+def import_line(tool: ToolDefinition, names: PythonNames) -> str:
+    """Return the line that imports a tool as a function."""
+    return f"from servers.{names.package(tool.server)} import {names.function(tool.server, tool.name)}"
+
+
+def as_fields(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> JsonObject:
+    """Return a tool as JSON with as much as the text says, because some clients show a model only this."""
+    function, shape = names.function(tool.server, tool.name), shape_of(tool.server, tool.name)
+    fields: JsonObject = {"server": tool.server, "tool": tool.name, "import": import_line(tool, names)}
+    if detail == "source":
+        return {**fields, "source": source(tool, shape, function)}
+    if detail == "signatures":
+        fields["signature"] = signature(tool, shape, function)
+    return {**fields, "description": one_line(tool.description or tool.title, 1_000)}
+
+
+def _shown(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> str:
+    function = names.function(tool.server, tool.name)
+    shape = shape_of(tool.server, tool.name)
+    if detail == "source":
+        return f"# {import_line(tool, names)}\n{source(tool, shape, function)}"
+    about = first_sentence(tool.description or tool.title, _LISTED_CHARS)
+    package = names.package(tool.server)
+    if detail == "names":
+        return f"servers.{package}.{function}{f': {about}' if about else ''}"
+    return f"servers.{package}.{signature(tool, shape, function)}{f'  # {about}' if about else ''}"

@@ -20,14 +20,13 @@ from belljar.plugins import Plugins
 from belljar.settings import Settings
 from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
 from belljar.toolbox.broker import Broker
-from belljar.toolbox.code_generation import generate
+from belljar.toolbox.code_generation import Detail, as_fields, generate, show
 from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.learned_shapes import OwnedShapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.session_server import SearchMessage, ToolServer, open_tool_server
-from belljar.toolbox.tool_listing import Detail, as_fields, show
 from belljar.toolbox.tree import Tree, TreeDirectory
 
 INSIDE = FOLDER / "toolbox"

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, measures, spans
 from belljar.environments.base import Environment
-from belljar.environments.description import describe_packages
+from belljar.environments.presence import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, out_of_descriptors
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry
