@@ -8,9 +8,10 @@ import contextlib
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from belljar.sandboxes.base import Limits
 from belljar.sandboxes.child import open_pidfd
@@ -19,77 +20,18 @@ from belljar.sandboxes.limits.table import CONTROLLERS, GroupFiles
 __all__ = ["ControlGroup", "GroupV1", "GroupV2", "adopt"]
 
 
-# What a control group can do, in either hierarchy
-
-
-class ControlGroup(Protocol):
-    """The control group of one sandbox."""
-
-    folders: dict[str, Path]
-    """By controller. Only controllers with a limit are here."""
-
-    def procs_files(self) -> list[str]:
-        """Return the files that a process with one thread writes `0` to when it wants to join."""
-        ...
-
-    def hits(self, controller: str) -> int:
-        """Return how often the kernel ever enforced its limit of this controller, as by a kill or a refused fork."""
-        ...
-
-    def own_shortages(self) -> int | None:
-        """Return how often its own limit of memory, not one above it, left no room; None where that is not counted."""
-        ...
-
-    def take_peak_bytes(self) -> int:
-        """Return the most memory that was charged since the last call; 0 when unknown."""
-        ...
-
-    def cached_bytes(self) -> int:
-        """Return how much of the charged memory is page cache of files, which the kernel can reclaim."""
-        ...
-
-    def members(self) -> set[int]:
-        """Return the processes in it now."""
-        ...
-
-    def has(self, pid: int) -> bool:
-        """Return whether a process is in it, in every controller's tree."""
-        ...
-
-    def join(self, pid: int) -> None:
-        """Move a process into it; `ProcessLookupError` when the process is gone."""
-        ...
-
-    def allow_processes(self, count: int) -> None:
-        """Change the limit on the number of processes, if it has one; existing processes stay."""
-        ...
-
-    def kill(self) -> None:
-        """Kill every process in it, without waiting."""
-        ...
-
-    def release(self) -> None:
-        """Close the files of it that are open; may be called twice."""
-        ...
-
-    def remove(self) -> bool:
-        """Remove it if no process is in it any more; return whether it is gone."""
-        ...
-
-
-# What both hierarchies do alike
-
 TIMEOUT_S = 2.0
 """How long to wait until a killed group is empty."""
 RETRY_S = 0.002
 
 
 @dataclass(slots=True)
-class GroupFolders:
-    """A group as its folders, with what v1 and v2 do alike."""
+class ControlGroup(ABC):
+    """The control group of one sandbox, with what both hierarchies do alike."""
 
-    is_unified: ClassVar[bool] = False
+    is_unified: ClassVar[bool]
     folders: dict[str, Path]
+    """By controller. Only controllers with a limit are here."""
     _open: dict[str, int] = field(default_factory=dict[str, int])
 
     def limit(self, limits: Limits) -> None:
@@ -109,8 +51,24 @@ class GroupFolders:
         return CONTROLLERS[controller].v2 if self.is_unified else CONTROLLERS[controller].v1
 
     def hits(self, controller: str) -> int:
-        """See `ControlGroup`."""
+        """Return how often the kernel ever enforced its limit of this controller, as by a kill or a refused fork."""
         return self.entry(controller, *self.files(controller).hits)
+
+    @abstractmethod
+    def procs_files(self) -> list[str]:
+        """Return the files that a process with one thread writes `0` to when it wants to join."""
+
+    @abstractmethod
+    def own_shortages(self) -> int | None:
+        """Return how often its own limit of memory, not one above it, left no room; None where that is not counted."""
+
+    @abstractmethod
+    def take_peak_bytes(self) -> int:
+        """Return the most memory that was charged since the last call; 0 when unknown."""
+
+    @abstractmethod
+    def cached_bytes(self) -> int:
+        """Return how much of the charged memory is page cache of files, which the kernel can reclaim."""
 
     def read(self, controller: str, file: str) -> bytes:
         """Return the content of a controller's file. It stays open: opening takes 20 of 21 µs."""
@@ -142,25 +100,25 @@ class GroupFolders:
         return [int(lines.partition(b"\n%b " % name)[2].partition(b"\n")[0] or 0) for name in names]
 
     def members(self) -> set[int]:
-        """See `ControlGroup`."""
+        """Return the processes in it now."""
         return {pid for folder in set(self.folders.values()) for pid in numbers(folder / "cgroup.procs")}
 
     def has(self, pid: int) -> bool:
-        """See `ControlGroup`."""
+        """Return whether a process is in it, in every controller's tree."""
         return all(pid in numbers(folder / "cgroup.procs") for folder in set(self.folders.values()))
 
     def join(self, pid: int) -> None:
-        """See `ControlGroup`."""
+        """Move a process into it; `ProcessLookupError` when the process is gone."""
         for folder in set(self.folders.values()):
             write(folder / "cgroup.procs", pid)
 
     def allow_processes(self, count: int) -> None:
-        """See `ControlGroup`."""
+        """Change the limit on the number of processes, if it has one; existing processes stay."""
         if folder := self.folders.get("pids"):
             write(folder / "pids.max", count)
 
     def kill(self) -> None:
-        """See `ControlGroup`."""
+        """Kill every process in it, without waiting."""
         for pid in self.members():
             # By a pidfd, and only if the pid is still in here, because the number may belong to another process by now.
             if (pidfd := open_pidfd(pid)) is None:
@@ -173,12 +131,12 @@ class GroupFolders:
                 os.close(pidfd)
 
     def release(self) -> None:
-        """See `ControlGroup`."""
+        """Close the files of it that are open; may be called twice."""
         while self._open:
             os.close(self._open.popitem()[1])
 
     def remove(self) -> bool:
-        """See `ControlGroup`."""
+        """Remove it if no process is in it any more; return whether it is gone."""
         self.release()
         self.folders = {name: folder for name, folder in self.folders.items() if not try_removal(folder)}
         return not self.folders
@@ -186,7 +144,7 @@ class GroupFolders:
 
 def clear(folder: Path) -> None:
     """Kill every process in a group that no sandbox uses any more, and remove the group."""
-    group = GroupFolders({"": folder})
+    group = GroupV1({"": folder})  # which kills one by one, as either hierarchy can
     deadline = time.monotonic() + TIMEOUT_S
     while not group.remove() and time.monotonic() < deadline:
         group.kill()
@@ -243,8 +201,10 @@ def numbers(path: Path) -> list[int]:
 
 
 @dataclass(slots=True)
-class GroupV1(GroupFolders):
+class GroupV1(ControlGroup):
     """A group of the v1 hierarchy: a folder in each controller's tree."""
+
+    is_unified: ClassVar[bool] = False
 
     def procs_files(self) -> list[str]:
         """Return the `tasks` files, not `cgroup.procs`: moving only itself stops no others (1 ms for 15)."""
@@ -270,7 +230,7 @@ class GroupV1(GroupFolders):
 
 
 @dataclass(slots=True)
-class GroupV2(GroupFolders):
+class GroupV2(ControlGroup):
     """A group of the v2 hierarchy: one folder."""
 
     is_unified: ClassVar[bool] = True
@@ -284,7 +244,7 @@ class GroupV2(GroupFolders):
 
     def limit(self, limits: Limits) -> None:
         """Write the limits of the controllers that the group has."""
-        GroupFolders.limit(self, limits)
+        ControlGroup.limit(self, limits)
         if folder := self.folders.get("memory"):
             self.open_peak(folder / "memory.peak")
 
@@ -332,14 +292,14 @@ class GroupV2(GroupFolders):
             if folder is not None:
                 write(folder / "cgroup.kill", 1)
         except OSError:
-            GroupFolders.kill(self)
+            ControlGroup.kill(self)
 
     def release(self) -> None:
         """See `ControlGroup`."""
         if self._peak >= 0:
             os.close(self._peak)
             self._peak = -1
-        GroupFolders.release(self)
+        ControlGroup.release(self)
 
 
 def adopt(folders: dict[str, Path], *, is_unified: bool) -> ControlGroup:
