@@ -15,8 +15,7 @@ from belljar.environments.installs import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
-from belljar.executions.working_folder import file_uri
-from belljar.files.file_types import mime_type_of
+from belljar.executions.working_folder import file_reference
 from belljar.files.workspace import PAGED_LIMIT
 from belljar.handles import (
     Asker,
@@ -36,10 +35,10 @@ from belljar.sessions.packages import install_packages
 from belljar.sessions.queue import interrupt_all
 from belljar.sessions.session import Session
 from belljar.settings import Settings, given_flags, load_settings
+from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.toolbox.base import QuestionReply
 
-PRINCIPAL = "local"
 MAX_DOWNLOAD_BYTES = 1 << 30
 _BATCH = 100
 _LONG_S = 3600.0
@@ -78,8 +77,8 @@ class Engine:
 
         `gpus` is how many it has; without it, as many as the setting `session_gpus` says.
         """
-        await self._runtime.sessions.make_room(PRINCIPAL)
-        session = self._runtime.sessions.create(PRINCIPAL, environment=environment, gpus=gpus)
+        await self._runtime.sessions.make_room(LOCAL_PRINCIPAL)
+        session = self._runtime.sessions.create(LOCAL_PRINCIPAL, environment=environment, gpus=gpus)
         sessions_of_block: list[LocalSession] = []
         handle = LocalSession(self._runtime, session.id, sessions_of_block)
         try:
@@ -92,14 +91,14 @@ class Engine:
 
     async def session(self, session_id: str) -> SessionHandle:
         """Return a session that is open or sleeps, by its id. It ends when it is closed, or with the engine."""
-        session = await self._runtime.sessions.reach(session_id, PRINCIPAL)
+        session = await self._runtime.sessions.reach(session_id, LOCAL_PRINCIPAL)
         return LocalSession(self._runtime, session.id, [])
 
     async def sessions(self) -> list[SessionInfo]:
         """Return the sessions that are open or sleep."""
         sessions = self._runtime.sessions
-        open_ones = [await asyncio.to_thread(session.info) for session in sessions.of(PRINCIPAL)]
-        return [*open_ones, *sessions.asleep(PRINCIPAL)]
+        open_ones = [await asyncio.to_thread(session.info) for session in sessions.of(LOCAL_PRINCIPAL)]
+        return [*open_ones, *sessions.asleep(LOCAL_PRINCIPAL)]
 
     def execution(self, execution_id: str) -> ExecutionHandle:
         """Return an execution by its id, also one of an earlier engine with the same data directory."""
@@ -121,24 +120,24 @@ class LocalExecution:
 
     async def wait(self, wait_s: float | None = None) -> ExecutionResult:
         """See `ExecutionHandle`."""
-        execution = self._executions.find(self._id, PRINCIPAL)
+        execution = self._executions.find(self._id, LOCAL_PRINCIPAL)
         while execution is not None and not execution.is_finished:
             await execution.wait(_LONG_S if wait_s is None else wait_s)
             if wait_s is not None:
                 break
-        return accepted(self._executions.result(self._id, PRINCIPAL))
+        return accepted(self._executions.result(self._id, LOCAL_PRINCIPAL))
 
     async def events(self, since: int = 0) -> AsyncGenerator[OutputEvent]:
         """See `ExecutionHandle`."""
-        self._executions.result(self._id, PRINCIPAL)  # raises for one that is not the caller's
-        execution = self._executions.find(self._id, PRINCIPAL)
+        self._executions.result(self._id, LOCAL_PRINCIPAL)  # raises for one that is not the caller's
+        execution = self._executions.find(self._id, LOCAL_PRINCIPAL)
         async for event in _output_of(self._journal, self._id, execution, since):
             yield event
 
     async def interrupt(self) -> None:
         """See `ExecutionHandle`."""
-        if (execution := self._executions.find(self._id, PRINCIPAL)) is None:
-            self._executions.result(self._id, PRINCIPAL)  # raises for one that is not the caller's
+        if (execution := self._executions.find(self._id, LOCAL_PRINCIPAL)) is None:
+            self._executions.result(self._id, LOCAL_PRINCIPAL)  # raises for one that is not the caller's
             return
         await interrupt_all([execution])
 
@@ -179,7 +178,7 @@ class LocalSession(SessionBase):
     ) -> ExecutionResult:
         """See `SessionHandle`."""
         execution_id = await self._submit(code, timeout_s, on_input, filename, idempotency_key)
-        execution = self._runtime.sessions.executions.find(execution_id, PRINCIPAL)
+        execution = self._runtime.sessions.executions.find(execution_id, LOCAL_PRINCIPAL)
         if execution is None:
             return await LocalExecution(self._runtime, execution_id).wait()
         with self._askers.of_cell(on_input) as asker:
@@ -202,7 +201,7 @@ class LocalSession(SessionBase):
         self, code: str, timeout_s: float | None, on_input: OnInput | None
     ) -> AsyncGenerator[OutputEvent | ExecutionResult]:
         execution_id = await self._submit(code, timeout_s, on_input)
-        execution = self._runtime.sessions.executions.find(execution_id, PRINCIPAL)
+        execution = self._runtime.sessions.executions.find(execution_id, LOCAL_PRINCIPAL)
         if execution is None:
             raise ExecutionNotFound(f"execution {execution_id} is gone with its session")
         with self._askers.of_cell(on_input) as asker:
@@ -219,7 +218,7 @@ class LocalSession(SessionBase):
         cell = make_cell(session.settings, code, timeout_s=timeout_s, allow_input=allow_input, filename=filename)
         if filename:
             session.workspace.check_name(filename)
-        if key and (known := self._runtime.sessions.executions.submitted(key, cell.code, PRINCIPAL)) is not None:
+        if key and (known := self._runtime.sessions.executions.submitted(key, cell.code, LOCAL_PRINCIPAL)) is not None:
             return known
         return session.submit(cell, key).id
 
@@ -237,22 +236,22 @@ class LocalSession(SessionBase):
         session = await self._session()
         data = content.encode() if isinstance(content, str) else content
         await session.write_file(name, data)
-        return _reference(self._id, "/".join(session.workspace.check_name(name)), len(data))
+        return file_reference(self._id, "/".join(session.workspace.check_name(name)), len(data))
 
     async def download(self, name: str) -> bytes:
         """See `SessionHandle`."""
-        workspace = self._runtime.sessions.workspace(self._id, PRINCIPAL)
+        workspace = self._runtime.sessions.workspace(self._id, LOCAL_PRINCIPAL)
         return await asyncio.to_thread(workspace.read, name, MAX_DOWNLOAD_BYTES)
 
     async def files(self) -> list[FileReference]:
         """See `SessionHandle`."""
-        workspace = self._runtime.sessions.workspace(self._id, PRINCIPAL)
+        workspace = self._runtime.sessions.workspace(self._id, LOCAL_PRINCIPAL)
         listing = await asyncio.to_thread(workspace.list, limit=PAGED_LIMIT)
-        return [_reference(self._id, entry.name, entry.size) for entry in listing.entries]
+        return [file_reference(self._id, entry.name, entry.size) for entry in listing.entries]
 
     async def display(self, uri: str) -> bytes:
         """See `SessionHandle`."""
-        self._runtime.sessions.workspace(self._id, PRINCIPAL)
+        self._runtime.sessions.workspace(self._id, LOCAL_PRINCIPAL)
         content = await asyncio.to_thread(self._runtime.sessions.executions.display_reader(self._id), uri)
         if content is None:
             raise ExecutionNotFound(f"session {self._id} has no display {uri[:120]!r}")
@@ -275,7 +274,7 @@ class LocalSession(SessionBase):
 
     async def fork(self, *, at: str | int = "", reseed: bool = False) -> SessionHandle:
         """See `SessionHandle`."""
-        _, forked = await self._runtime.sessions.fork(self._id, PRINCIPAL, at=at, reseed=reseed)
+        _, forked = await self._runtime.sessions.fork(self._id, LOCAL_PRINCIPAL, at=at, reseed=reseed)
         return LocalSession(self._runtime, forked.session_id, self._sessions_of_block, forked)
 
     async def rewind(self, to: str | int) -> Rewinding:
@@ -286,12 +285,12 @@ class LocalSession(SessionBase):
         """See `SessionHandle`."""
         # The session may have expired, or ended with the engine, meanwhile.
         with contextlib.suppress(SessionNotFound):
-            await self._runtime.sessions.clear(self._id, PRINCIPAL)
+            await self._runtime.sessions.clear(self._id, LOCAL_PRINCIPAL)
         if self in self._sessions_of_block:
             self._sessions_of_block.remove(self)
 
     async def _session(self) -> Session:
-        return await self._runtime.sessions.reach(self._id, PRINCIPAL)
+        return await self._runtime.sessions.reach(self._id, LOCAL_PRINCIPAL)
 
 
 async def _output_of(
@@ -323,7 +322,3 @@ async def _answer(execution: Execution, asker: Asker) -> bool:
     finally:
         execution.reply(QuestionReply("decline") if values is None else QuestionReply("accept", values), number)
     return True
-
-
-def _reference(session_id: str, name: str, size: int) -> FileReference:
-    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)

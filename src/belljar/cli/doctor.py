@@ -51,6 +51,8 @@ from belljar.sandboxes.limits.trials import try_limits
 from belljar.sessions.pool import new_folders
 from belljar.settings import Settings, load_command_settings, parse_key, unread_files
 from belljar.settings.azure import AZURE, missing_names, pool_endpoint
+from belljar.settings.environments import KERNEL_PREFIX
+from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.settings.sandboxes import installed_sandboxes
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.tls import certificate_end, days_left, tls_context
@@ -280,7 +282,7 @@ def _unknown_owners(settings: Settings, owners: Sequence[str]) -> list[str]:
     keys = {parse_key(key.get_secret_value()).name for key in settings.api_keys}
     return [
         name for name in owners
-        if name != "local" and not name.startswith("jwt:") and name.removeprefix("key:") not in keys
+        if name != LOCAL_PRINCIPAL and not name.startswith("jwt:") and name.removeprefix("key:") not in keys
     ]  # fmt: skip
 
 
@@ -430,7 +432,7 @@ def check_forks(settings: Settings, provider: Provider) -> list[HostCheck]:
     """Return the checks; one that is not ok makes sessions start more slowly, and never prevents one."""
     if not settings.fork_start:
         return [HostCheck(_NAME, True, f"not forked, as fork_start says: {_COLD}")]
-    if settings.environment.startswith("kernel:"):
+    if settings.environment.startswith(KERNEL_PREFIX):
         return [HostCheck(_NAME, True, f"those of Jupyter kernels are not forked: {_COLD}")]
     if settings.environment == AZURE:
         return [HostCheck(_NAME, True, "those in an Azure pool are not forked: the pool allocates them")]

@@ -21,12 +21,12 @@ from belljar.environments.file_lock import open_lock
 from belljar.environments.lockfile import conda_lock, is_conda, lock_of
 from belljar.environments.managed import compile_packages
 from belljar.environments.presence import size_on_disk
-from belljar.environments.selection import KERNEL_PREFIX, check_name
+from belljar.environments.selection import check_name
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.archive import open_archive
 from belljar.settings import EnvironmentEntry, Settings, config_files, load_command_settings
-from belljar.settings.environments import checked_names
+from belljar.settings.environments import KERNEL_PREFIX, checked_names
 from belljar.supervisor import has_supervisor
 
 _TITLES = ("environment", "kind", "python", "packages", "size", "state", "interpreter")

@@ -29,8 +29,7 @@ from belljar.outputs.export_formats import (
 )
 from belljar.outputs.notebook import execution_count, notebook_of
 from belljar.settings import load_command_settings
-
-_KERNEL = "kernel:"
+from belljar.settings.environments import KERNEL_PREFIX
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -156,7 +155,7 @@ def _notebook(archive: Archive, data_directory: Path, request: ExportRequest, mi
         return content
 
     cells = archive.cells(entry.id, is_live=cache(partial(_is_live, data_directory, entry.id)))
-    kernel = entry.environment.removeprefix(_KERNEL) if entry.environment.startswith(_KERNEL) else ""
+    kernel = entry.environment.removeprefix(KERNEL_PREFIX) if entry.environment.startswith(KERNEL_PREFIX) else ""
     return notebook_of(entry.id, cells, read_display, kernel=kernel, limit_chars=request.limit_chars)
 
 

@@ -21,6 +21,8 @@ from belljar.errors import InvalidArgument, QuestionNotFound
 from belljar.executions.inbox import InboxQuestion
 from belljar.servers import HTTP_SOCKET
 from belljar.settings import load_command_settings
+from belljar.settings.keys import LOCAL_PRINCIPAL
+from belljar.toolbox.texts import shortened
 
 LOOK_S = 2.0
 MAX_LINE_CHARS = 80
@@ -112,7 +114,7 @@ async def _questions(engine: ManyEngine) -> tuple[list[InboxQuestion], list[Inbo
 
 
 def _person() -> Access:
-    return Access("local", is_operator=True, name=getpass.getuser(), via="terminal")
+    return Access(LOCAL_PRINCIPAL, is_operator=True, name=getpass.getuser(), via="terminal")
 
 
 def _find(engine: ManyEngine, prefix: str) -> InboxQuestion:
@@ -189,5 +191,4 @@ def _left_s(until: str) -> float:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
+    return shortened(" ".join(text.split()), MAX_LINE_CHARS)

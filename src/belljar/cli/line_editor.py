@@ -26,6 +26,7 @@ from belljar.attachments import AttachedSession
 from belljar.cli.streams import one_line, write_output
 from belljar.cli.terminal import write
 from belljar.errors import BelljarError
+from belljar.settings.environments import KERNEL_PREFIX
 
 _TIMEOUT_S = 3.0
 _MAX_NAMES = 200
@@ -55,7 +56,7 @@ class LineEditor:
         self._writing = asyncio.Lock()
         self._answers: PromptSession[str] = PromptSession(history=InMemoryHistory())
         self._passwords: PromptSession[str] = PromptSession(history=DummyHistory(), is_password=True)
-        self._check = _always_whole if attached.environment.startswith("kernel:") else _checker()
+        self._check = _always_whole if attached.environment.startswith(KERNEL_PREFIX) else _checker()
 
     async def write(self, stream: TextIO, text: str) -> None:
         """Write text of the session; above the prompt if there is one, which takes whole lines only."""

@@ -27,6 +27,7 @@ from belljar.files.transfer import download_folder
 from belljar.handles import SessionHandle
 from belljar.inside import FOLDER
 from belljar.settings import Settings, load_command_settings
+from belljar.settings.environments import KERNEL_PREFIX
 
 # These prepare later sessions or earlier states, and a command has one session that only goes forward.
 _SINGLE_SESSION = {"fork_start": False, "pool_size": 0, "checkpoints": 0, "hibernate": False}
@@ -193,7 +194,7 @@ def _read_file(path: Path, limit_bytes: int) -> tuple[str, bytes]:
 
 async def prepare_environment(settings: Settings) -> None:
     """Make the default environment if the session needs it and it is missing, and show progress on stderr."""
-    if settings.environment != "default" and not settings.environment.startswith("kernel:"):
+    if settings.environment != "default" and not settings.environment.startswith(KERNEL_PREFIX):
         return
     is_terminal = sys.stderr.isatty()
     lines: list[str] = []

@@ -15,6 +15,7 @@ from belljar.cli.streams import draw_screen, table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
 from belljar.settings import Settings, load_command_settings
+from belljar.toolbox.texts import shortened
 
 if TYPE_CHECKING:
     from belljar.journal.session_records import SessionRecord
@@ -196,8 +197,7 @@ def _row(pid: int | None, owner: str, info: SessionInfo) -> tuple[str, ...]:
 
 def _last(info: SessionInfo) -> str:
     """Return why the session last failed, or else how its last cell ended."""
-    text = info.last_cause or info.last_status or "-"
-    return text if len(text) <= _CAUSE_CHARACTERS else f"{text[: _CAUSE_CHARACTERS - 1]}…"
+    return shortened(info.last_cause or info.last_status or "-", _CAUSE_CHARACTERS)
 
 
 def duration(seconds: float) -> str:

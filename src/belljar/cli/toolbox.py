@@ -25,6 +25,7 @@ from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
 from belljar.outputs.forms import extension_of
 from belljar.settings import Settings, load_command_settings
+from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
 from belljar.toolbox.code_generation import Detail, generate, show
 from belljar.toolbox.connection import upstream_limits
@@ -204,7 +205,7 @@ async def _catalogue(upstreams: UpstreamConnections) -> Catalogue:
 
 def _shapes(settings: Settings) -> Shapes:
     # The shapes of the local caller; where a server has several callers, each has shapes of their own.
-    return OwnedShapes(settings.data_directory / "toolbox" / "shapes", settings.only_owner).of("local")
+    return OwnedShapes(settings.data_directory / "toolbox" / "shapes", settings.only_owner).of(LOCAL_PRINCIPAL)
 
 
 def _print_warnings(catalogue: Catalogue) -> None:

@@ -24,6 +24,7 @@ from belljar.journal.run_records import RunRecord
 from belljar.runtime import Runtime, configured_guardrails, open_plugins, open_runtime
 from belljar.servers import is_living
 from belljar.settings import Settings, load_command_settings
+from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import Definition, ToolCallStep, json_schema
 from belljar.workflows.graph import as_mermaid, as_svg
@@ -32,7 +33,6 @@ from belljar.workflows.live_run import LiveRun
 from belljar.workflows.step_types import step_types
 from belljar.workflows.views import RunInfo, run_info, run_text
 
-OWNER = "local"
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
     "run_workflow(",
@@ -299,7 +299,7 @@ def _for_person(info: RunInfo) -> str:
 
 async def _start(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
     definition = _read(runtime.workflows.library, source, which)
-    return await runtime.workflows.start(definition, OWNER, variables=variables, source=_place(source))
+    return await runtime.workflows.start(definition, LOCAL_PRINCIPAL, variables=variables, source=_place(source))
 
 
 async def _resume(runtime: Runtime, record: RunRecord, accepts_change: bool) -> LiveRun:

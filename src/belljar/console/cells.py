@@ -7,7 +7,6 @@ nothing gets into our document but escaped text and the addresses of pictures an
 import asyncio
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,11 @@ from belljar.console.templating import markup
 from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.forms import DRAWN, FRAMED, PAGE, READ, form_of, is_readable
-from belljar.outputs.html import highlighted
+from belljar.outputs.html import LEAST_PIXELS, MAX_PIXELS, frame_height, highlighted
 from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
 _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
-_TAGS: Final = re.compile(r"<[^<>]*>")
-_ROW_PIXELS, _LEAST_PIXELS, _MAX_PIXELS = 23, 60, 520
 _MAX_ALT_CHARS: Final = 200
 # On a screen of 320 pixels a line has 36 characters, and boxes of code and text show 28 lines and more.
 _TALL_CHARS, _TALL_LINES = 800, 24
@@ -55,7 +52,7 @@ class OutputBlock:
     frame_src: str = ""
     """The page beside a picture, which a person may ask for."""
     has_script: bool = False
-    height: int = _LEAST_PIXELS
+    height: int = LEAST_PIXELS
     size: int = 0
     display: str = ""
     """A key for displays that later output may update."""
@@ -200,16 +197,13 @@ class RenderedOutput:
         )
 
     def _frame(self, event: OutputEvent, form: Display, plain: str) -> OutputBlock:
-        source = form.text or ""
-        rows = source.count("<tr") or math.ceil(len(_TAGS.sub("", source)) / 100)
-        height = max(_LEAST_PIXELS, min(_MAX_PIXELS, 40 + _ROW_PIXELS * rows)) if source else _MAX_PIXELS
         return self._block(
             event,
             "frame",
             src=self._address(event, ".html"),
             alt=f"output {event.sequence} of cell {self.count}",
             has_script=form.mime == PAGE and self._is_scripted(form),
-            height=height,
+            height=frame_height(form.text) if form.text else MAX_PIXELS,
             text=plain if is_readable(plain) else "",
             size=form.size,
         )

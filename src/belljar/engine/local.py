@@ -12,13 +12,13 @@ from belljar.engine.follow import SessionFollower
 from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
 from belljar.engine.models import Followed, ServerEvent, SessionEntry
 from belljar.engine.packages import installing_cell
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.inbox import InboxQuestion
 from belljar.journal.session_records import iso_ms
 from belljar.models import Rewinding, SessionFork
 from belljar.sessions.session import Session
+from belljar.settings.environments import KERNEL_PREFIX
 
 _WAIT_S = 3600.0
 

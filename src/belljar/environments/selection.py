@@ -24,8 +24,8 @@ from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import EnvironmentEntry, Settings
 from belljar.settings.azure import AZURE, pool_endpoint
+from belljar.settings.environments import KERNEL_PREFIX
 
-KERNEL_PREFIX = "kernel:"
 Tell = Callable[[str], None]
 
 

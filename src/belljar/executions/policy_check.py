@@ -9,7 +9,8 @@ from belljar.facts import CellFacts, Verdict
 from belljar.outputs.events import Raised
 from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection
-from belljar.policy.guard import KERNEL_MARK, Guard
+from belljar.policy.guard import Guard
+from belljar.settings.environments import KERNEL_PREFIX
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.question_subjects import SubjectFinding, code_subject
 from belljar.toolbox.texts import one_line, visible
@@ -66,7 +67,7 @@ async def check_policy(
                 guard.record_plugin_decision(cell.execution_id, verdict, outcome)
 
     if "deny" in decisions:
-        if inspection.syntax_error is not None and not cell.environment.startswith(KERNEL_MARK):
+        if inspection.syntax_error is not None and not cell.environment.startswith(KERNEL_PREFIX):
             reasons = _reasons("deny", inspection, verdicts)
             line, deny = inspection.findings[0].line, partial(record, "denied")
             raise SyntaxFault(f"the code did not run: {reasons}", inspection.syntax_error, line, deny)

@@ -16,6 +16,7 @@ from belljar.journal.question_records import QuestionState
 from belljar.outputs.events import InputRequest
 from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.question_subjects import QuestionSubject
+from belljar.toolbox.texts import shortened
 
 ALIVE_CHECK_S = 0.5
 ANSWER = "answer"
@@ -39,8 +40,7 @@ def input_question(request: InputRequest) -> Question:
 
 def question_text(question_id: str, question: Question, *, where: str) -> str:
     """Return, for the agent, what a person is asked and where it can be answered; `where` is outside the client."""
-    message = " ".join(question.message.split())
-    shown = message if len(message) <= MAX_SHOWN_CHARS else f"{message[: MAX_SHOWN_CHARS - 1]}…"
+    shown = shortened(" ".join(question.message.split()), MAX_SHOWN_CHARS)
     places = [] if question.in_console else ["in your client, if it can ask"]
     if where:
         places.append(f"{where} `belljar inbox answer {question_id}`")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from belljar.errors import TooLarge
 from belljar.executions.shared_folder import SharedFolder
 from belljar.files.disk_usage import FolderUsage, files_within, small_usage, turn_to_add, usage
+from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
 from belljar.models import FileReference
 from belljar.settings import MEBIBYTE
@@ -138,6 +139,11 @@ class DiskQuota:
 def file_uri(session_id: str, name: str) -> str:
     """Return the resource URI of a file in a session's folder."""
     return f"kernel://{session_id}/{quote(name)}"
+
+
+def file_reference(session_id: str, name: str, size: int) -> FileReference:
+    """Return a session's file as answers name it."""
+    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)
 
 
 class FileChanges:

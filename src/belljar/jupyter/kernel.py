@@ -33,6 +33,7 @@ from belljar.distribution import own_version
 from belljar.errors import BelljarError, EngineError
 from belljar.jupyter.sessions import SessionKeeper
 from belljar.outputs.events import CommKind, CommMessage
+from belljar.settings.environments import KERNEL_PREFIX
 
 
 class FrontEndCell:
@@ -364,8 +365,8 @@ PYTHON: dict[str, Any] = {
 
 def language_of(attached: AttachedSession) -> dict[str, Any]:
     """Describe Python, in the session's version; of other kernels only the name is known."""
-    if attached.environment.startswith("kernel:"):
-        name = attached.environment.removeprefix("kernel:")
+    if attached.environment.startswith(KERNEL_PREFIX):
+        name = attached.environment.removeprefix(KERNEL_PREFIX)
         return {"name": name, "mimetype": "text/plain", "file_extension": ".txt", "version": ""}
     return {**PYTHON, "version": attached.python_version or PYTHON["version"]}
 

@@ -21,7 +21,8 @@ _POLICY = (
 )
 _SCRIPTS = "; script-src 'unsafe-inline' 'unsafe-eval'; worker-src blob:"
 _MEDIA = ("audio", "video")
-_ROW_PIXELS, _LEAST_PIXELS, _MAX_PIXELS = 23, 60, 520
+LEAST_PIXELS, MAX_PIXELS = 60, 520
+_ROW_PIXELS = 23
 _LONGEST_HIGHLIGHTED = 100_000
 _TAGS = re.compile(r"<[^<>]*>")
 
@@ -108,11 +109,15 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
     return f"<pre>{coloured(text)}</pre>"
 
 
+def frame_height(page: str) -> int:
+    """Return how many pixels high the frame of a page is to be, as far as its text tells."""
+    rows = page.count("<tr") or math.ceil(len(_TAGS.sub("", page)) / 100)
+    return max(LEAST_PIXELS, min(MAX_PIXELS, 40 + _ROW_PIXELS * rows))
+
+
 def _frame(page: str, *, runs_scripts: bool) -> str:
     has_script = "<script" in page.lower()
-    rows = page.count("<tr") or math.ceil(len(_TAGS.sub("", page)) / 100)
-    wanted = _MAX_PIXELS if has_script and runs_scripts else 40 + _ROW_PIXELS * rows
-    height = max(_LEAST_PIXELS, min(_MAX_PIXELS, wanted))
+    height = MAX_PIXELS if has_script and runs_scripts else frame_height(page)
     frame = (
         f'<iframe sandbox="{"allow-scripts" if runs_scripts else ""}" loading="lazy" height="{height}" '
         f'srcdoc="{escape(_FRAME_STYLE + printable(page))}"></iframe>'

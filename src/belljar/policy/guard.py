@@ -28,8 +28,8 @@ from belljar.policy.expressions import Expression, ExpressionFailed
 from belljar.policy.output_filter import FilterScreen
 from belljar.policy.rules import Policy, ToolRule, parse_rate
 from belljar.policy.schemas import ArgumentSchema, unfit
+from belljar.settings.environments import KERNEL_PREFIX
 
-KERNEL_MARK = "kernel:"
 READS_ONLY = "only tools that say they only read may be called"
 WITHOUT = "Do without it: only the operator can change that"
 OTHER_ARGUMENTS = "Call it with arguments that satisfy this"
@@ -433,7 +433,7 @@ class Guard:
         """Inspect a cell before it runs; the caller then reports to `record_code_decision` what became of it."""
         if not self.inspects_code:
             return Inspection()
-        if environment.startswith(KERNEL_MARK) and self._compiled.policy.other_kernels == "deny":
+        if environment.startswith(KERNEL_PREFIX) and self._compiled.policy.other_kernels == "deny":
             what = f"the rules read the Python of belljar's own kernel, and this is {environment}"
             return Inspection("deny", (CodeFinding(1, 0, what, "other_kernels"),), ("",))
         names = self._memory.names.copy()

@@ -40,8 +40,8 @@ from belljar.outputs.recorder import TailBuffer
 from belljar.privacy.detectors import BREAKERS, LONGEST_CHARS, Detector, Span, disjoint, masked
 from belljar.privacy.rules import PrivacyRules
 from belljar.privacy.vault import TEXT, TOKEN, TokenCounter, TokenLog, Value, Vault
+from belljar.settings.sources import SECRETS
 
-PREFIX = "BELLJAR_SECRET_"
 REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]{0,63})\}")
 FIELD = "field"
 _HOSTS_OWN = "host:"
@@ -84,7 +84,7 @@ class Secrets:
 
     def get(self, name: str) -> str | None:
         """Return the value; None where the host has none of that name."""
-        return os.environ.get(PREFIX + name) or self._from_file().get(name)
+        return os.environ.get(SECRETS + name) or self._from_file().get(name)
 
     def _from_file(self) -> dict[str, str]:
         if self._file is None:
@@ -316,7 +316,7 @@ class SessionRedactor:
         if value is None:
             raise SecretRefused(
                 f"the secret {name} is not set on the host",
-                hint=f"Ask the operator to set {PREFIX}{name}, or to put it into secrets_file",
+                hint=f"Ask the operator to set {SECRETS}{name}, or to put it into secrets_file",
             )
         if len(value) >= SHORTEST_SECRET:
             self.vault.fill(name, value)

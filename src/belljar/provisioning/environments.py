@@ -14,10 +14,10 @@ from typing import Any
 
 from belljar.environments import Environment, check_name, open_environment
 from belljar.environments.managed import DEFAULT, compile_packages, is_compiled, is_ready, recipe_folder
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
+from belljar.settings.environments import KERNEL_PREFIX
 
 log = logging.getLogger(__name__)
 

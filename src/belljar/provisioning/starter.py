@@ -15,7 +15,6 @@ from typing import Literal
 from belljar import measures
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments import Environment
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
 from belljar.inside import FOLDER
 from belljar.kernels.base import Kernel, KernelCheckpoint, KernelRequest
@@ -36,6 +35,7 @@ from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sa
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
+from belljar.settings.environments import KERNEL_PREFIX
 from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.toolbox import Toolbox
 

@@ -8,6 +8,8 @@ from belljar.sandboxes.base import WORKSPACE, Identity, SandboxSpec
 
 SCRATCH = "/run/belljar"
 HOME = "/home/belljar"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Folders of programs and libraries of the host, which sessions see."""
 _OWN = ("/proc", "/dev", "/tmp", "/etc", HOME, SCRATCH, WORKSPACE)  # noqa: S108 - a path inside
 
 

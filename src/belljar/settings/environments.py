@@ -17,6 +17,8 @@ RESERVED = {
     "default": "the name of the one that is always there",
     AZURE: "the name of those that live in a session pool of Azure",
 }
+KERNEL_PREFIX = "kernel:"
+"""Begins the name of an environment that is an installed Jupyter kernel."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "venv": ("path",),

@@ -8,6 +8,8 @@ from pydantic import SecretStr
 
 HASH_MARK = "sha256:"
 MASK = "********"
+LOCAL_PRINCIPAL = "local"
+"""The principal of callers without credentials: on stdio, on loopback HTTP, in Python and on the command line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from belljar.settings.azure import DEFAULT_SCOPE, checked_endpoint, checked_part
 from belljar.settings.env_file import ENV_FILE
 from belljar.settings.environments import EnvironmentEntry, checked_names
 from belljar.settings.folders import FolderSetting, checked_folders
-from belljar.settings.keys import checked_key, parse_key
+from belljar.settings.keys import LOCAL_PRINCIPAL, checked_key, parse_key
 from belljar.settings.kinds import (
     Count,
     Directory,
@@ -566,7 +566,7 @@ class Settings(BaseSettings):
         names = {parse_key(key.get_secret_value()).name for key in self.api_keys}
         if self.oauth_issuer or len(names) > 1:
             return ""
-        return f"key:{names.pop()}" if names else "local"
+        return f"key:{names.pop()}" if names else LOCAL_PRINCIPAL
 
     @property
     def shares_always(self) -> bool:

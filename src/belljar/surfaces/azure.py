@@ -17,6 +17,7 @@ from pydantic import Field
 
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.executions.cell import make_cell
+from belljar.executions.working_folder import file_reference
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import has_id_form
@@ -30,7 +31,7 @@ from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import media_blocks
 from belljar.surfaces.execution_wait import can_ask, follow, stopping_when_cancelled
-from belljar.surfaces.file_tools import EMBEDDED_LIMIT_BYTES, embedded, file_reference
+from belljar.surfaces.file_tools import EMBEDDED_LIMIT_BYTES, embedded
 from belljar.surfaces.tools import CHANGES, ENDS, READS, Answer, Ctx, add_tools, connection_of, refusals_as_results
 
 AZURE_INSTRUCTIONS: Final = (

@@ -10,8 +10,8 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Te
 from pydantic import Field
 
 from belljar.errors import SessionNotFound
-from belljar.executions.working_folder import file_uri
-from belljar.files.file_types import decoded, mime_type_of
+from belljar.executions.working_folder import file_reference
+from belljar.files.file_types import decoded
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
@@ -164,11 +164,6 @@ def _listed(files: list[FileReference]) -> list[FileReference]:
         if left < 0 < count:
             return files[:count]
     return files
-
-
-def file_reference(session_id: str, name: str, size: int) -> FileReference:
-    """Return a session's file as answers name it."""
-    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)
 
 
 def embedded(file: FileReference, content: bytes) -> EmbeddedResource:

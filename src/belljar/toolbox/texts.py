@@ -19,6 +19,11 @@ _NAME_CHARS = 100
 _MAX_ALIKE = 20
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return a text no longer than `limit`; an ellipsis stands for the end of one that was longer."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def visible(text: object, limit: int) -> str:
     """Return printable lines of a text, no longer than `limit`; an empty text for anything that is no text."""
     if not isinstance(text, str):
@@ -28,13 +33,12 @@ def visible(text: object, limit: int) -> str:
     lines = text[: 2 * limit].replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     shown = "".join(character for character in lines if character == "\n" or _is_shown(character))
     shown = "\n".join(line.rstrip() for line in shown.strip().split("\n"))
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+    return shortened(shown, limit)
 
 
 def one_line(text: object, limit: int) -> str:
     """Return printable text in one line, no longer than `limit`."""
-    line = " ".join(visible(text, 4 * limit).split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return shortened(" ".join(visible(text, 4 * limit).split()), limit)
 
 
 def first_sentence(text: object, limit: int) -> str:

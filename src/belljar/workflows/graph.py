@@ -2,6 +2,7 @@
 
 from html import escape
 
+from belljar.toolbox.texts import shortened
 from belljar.workflows.definition import Condition, Definition, Loop, Parallel, Step, SubWorkflow
 
 MAX_LABEL_CHARS = 60
@@ -97,8 +98,7 @@ def what(step: Step) -> str:
 
 
 def _label(text: str) -> str:
-    line = " ".join(text.split())
-    cut = line if len(line) <= MAX_LABEL_CHARS else f"{line[: MAX_LABEL_CHARS - 1]}…"
+    cut = _cut(text)
     # Mermaid reads entities; quotes, brackets and braces would end the label.
     return "".join(f"#{ord(each)};" if each in '"#;<>{}[]()|`&' else each for each in cut)
 
@@ -143,5 +143,4 @@ def _rows(steps: tuple[Step, ...], level: int, rows: list[tuple[int, str, str, s
 
 
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_LABEL_CHARS else f"{line[: MAX_LABEL_CHARS - 1]}…"
+    return shortened(" ".join(text.split()), MAX_LABEL_CHARS)

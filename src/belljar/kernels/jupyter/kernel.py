@@ -28,6 +28,7 @@ from belljar.outputs.events import (
 )
 from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
+from belljar.settings.environments import KERNEL_PREFIX
 
 # A kernel publishes with ZeroMQ's PUB, which drops what a full queue cannot take, "idle" included. If nothing arrives
 # for this long after the reply, nothing more will.
@@ -50,7 +51,7 @@ class JupyterKernel:
         channels: Channels,
         resources: AsyncExitStack,
     ) -> None:
-        self.name = f"kernel:{spec.name}"
+        self.name = f"{KERNEL_PREFIX}{spec.name}"
         self._spec = spec
         self._sandbox = sandbox
         self._process = process

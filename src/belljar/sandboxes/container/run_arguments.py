@@ -12,13 +12,12 @@ from pathlib import Path
 from belljar.errors import InvalidArgument
 from belljar.sandboxes.base import WORKSPACE, SandboxSpec
 from belljar.sandboxes.container.engines import ContainerEngine
-from belljar.sandboxes.defaults import HOME, SCRATCH
+from belljar.sandboxes.defaults import HOME, SCRATCH, SYSTEM
 from belljar.sandboxes.limits.table import CONTROLLERS
 from belljar.sandboxes.machine_files import ETC, machine_files
 
 INIT_FOLDER = "/run/container-init"
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_TABLES = ("/etc/ld.so.cache", "/etc/alternatives")
 # The host's certificate authorities, because they signed the servers that a session reaches through the proxy.
 _ETC = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/localtime")
@@ -88,7 +87,7 @@ class RunArguments:
         spec = self.spec
         trees = {*spec.readable, *_found(_ETC)}
         if is_of_system(command[0]):
-            trees |= {*_found(path for path in _SYSTEM if not Path(path).is_symlink()), *_found(_SYSTEM_TABLES)}
+            trees |= {*_found(path for path in SYSTEM if not Path(path).is_symlink()), *_found(_SYSTEM_TABLES)}
         shown = [(path.resolve() if path.is_symlink() else path, str(path), True) for path in sorted(trees)]
         shown += [(files / file_name(path), path, True) for path in self.files()]
         shown += [(step, INIT_FOLDER, True)]
@@ -118,7 +117,7 @@ def file_name(path: str) -> str:
 
 def is_of_system(program: str) -> bool:
     """Return whether a program belongs to the host's system, whose libraries must then be shown too."""
-    return program.startswith("/") and Path(program).exists() and _is_below(os.path.realpath(program), _SYSTEM)
+    return program.startswith("/") and Path(program).exists() and _is_below(os.path.realpath(program), SYSTEM)
 
 
 def find_interpreter(spec: SandboxSpec, command: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from belljar.errors import InvalidArgument
 from belljar.files.host_folders import open_host_folder
 from belljar.sandboxes.base import WORKSPACE, HostFolder, Identity, SandboxSpec
-from belljar.sandboxes.defaults import HOME, SCRATCH, is_within
+from belljar.sandboxes.defaults import HOME, SCRATCH, SYSTEM, is_within
 from belljar.sandboxes.machine_files import ETC, machine_files
 from belljar.sandboxes.namespace.hardening import Hardening, drop_command
 from belljar.sandboxes.seccomp import load_filter
@@ -46,7 +46,6 @@ _TO_ENTER = tuple(
     for word in ("--cap-add", capability)
 )
 _ROOT = Identity(0, 0)
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Certificates only, never /etc/ssl or /etc/pki whole, because those hold private keys, and when root runs the server
 # the code inside may be their owner.
 _ETC_FOLDERS = (

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.defaults import is_within
-from belljar.sandboxes.namespace.bwrap_args import SYSTEM
+from belljar.sandboxes.defaults import SYSTEM, is_within
 
 _CLONE_NEWNS = 0x00020000
 _MNT_DETACH = 2

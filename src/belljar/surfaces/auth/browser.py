@@ -19,7 +19,8 @@ from starlette.requests import Request
 
 from belljar.engine.contract import Access
 from belljar.outputs.terminal_text import printable
-from belljar.surfaces.auth.principals import LOCAL_PRINCIPAL, principal_of
+from belljar.settings.keys import LOCAL_PRINCIPAL
+from belljar.surfaces.auth.principals import principal_of
 
 LINK_S: Final = 10 * 60.0
 SIGNED_IN_S: Final = 12 * 60 * 60.0

@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken, principal_components
 
-LOCAL_PRINCIPAL: Final = "local"
-"""The principal of callers on stdio, and on loopback HTTP without credentials."""
+from belljar.settings.keys import LOCAL_PRINCIPAL
 
 WITHHELD: Final = "withheld"
 """Stands in place of the credential in what handlers can see."""

@@ -27,7 +27,8 @@ from belljar.outputs.terminal_text import folded
 from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
 from belljar.sessions.programs import ProgramRunner
-from belljar.surfaces.auth import LOCAL_PRINCIPAL, current_principal
+from belljar.settings.keys import LOCAL_PRINCIPAL
+from belljar.surfaces.auth import current_principal
 from belljar.surfaces.execution_wait import stopping_when_cancelled
 from belljar.surfaces.executor import choices
 from belljar.surfaces.executor.choices import Choice, Kind

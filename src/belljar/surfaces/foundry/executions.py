@@ -18,7 +18,6 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
@@ -29,6 +28,7 @@ from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
 from belljar.sessions.identified import IdentifiedSessions
+from belljar.settings.environments import KERNEL_PREFIX
 from belljar.surfaces.foundry.calls import Call, number, text, word
 from belljar.surfaces.foundry.problems import Problem, envelope, invalid, json_response
 from belljar.surfaces.foundry.values import value_of
