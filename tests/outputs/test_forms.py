@@ -294,6 +294,7 @@ def test_figures_of_an_azure_pool_are_pictures_by_their_format(form: str, mime: 
     [
         ("image/png", "figure-1.png"),
         ("image/jpeg", "figure-1.jpg"),
+        ("image/webp", "figure-1.webp"),
         ("image/svg+xml", "figure-1.svg"),
         ("application/pdf", "figure-1.pdf"),
         ("audio/mpeg", "figure-1.mp3"),
