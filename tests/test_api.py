@@ -520,6 +520,17 @@ async def test_sessions_are_listed_with_their_states(
     assert session.id in [info.session_id for info in await place.sessions()]
 
 
+async def test_a_session_is_renamed(
+    place: "belljar.Engine | belljar.RemoteServer", session: belljar.SessionHandle
+) -> None:
+    await session.rename("Sales of Oslo")
+    assert {info.session_id: info.reason for info in await place.sessions()}[session.id] == "Sales of Oslo"
+    with pytest.raises(InvalidArgument):
+        await session.rename("x" * 201)
+    await session.rename("")
+    assert {info.session_id: info.reason for info in await place.sessions()}[session.id] == ""
+
+
 async def test_figures_are_bytes_and_images_and_a_table_is_a_frame(session: belljar.SessionHandle) -> None:
     shown = await session.execute(f"{FIGURE}\n{FIGURE.replace(PIXEL, OTHER_PIXEL)}")
     assert [figure[:4] for figure in await session.figures(shown)] == [b"\x89PNG"] * 2
@@ -562,6 +573,7 @@ def test_a_program_without_async_has_the_same_session(
     settings: dict[str, Any] = {"data_directory": tmp_path, "fork_start": False}
     settings["environment"] = str(default_environment.python)
     with belljar.session(server=url) if kind == "remote" else belljar.session(**settings) as session:
+        session.rename("without async")
         session.upload("a.txt", "hello")
         assert session.execute("x = open('a.txt').read()\nx").result == "'hello'"
         assert session.execute("input('name? ')", on_input=lambda prompt: prompt.upper()).result == "'NAME? '"

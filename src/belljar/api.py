@@ -281,6 +281,10 @@ class LocalSession(SessionBase):
         """See `SessionHandle`."""
         return await (await self._session()).rewind(to)
 
+    async def rename(self, reason: str) -> None:
+        """See `SessionHandle`."""
+        self._runtime.sessions.rename(self._id, LOCAL_PRINCIPAL, reason)
+
     async def aclose(self) -> None:
         """See `SessionHandle`."""
         # The session may have expired, or ended with the engine, meanwhile.

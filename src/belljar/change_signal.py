@@ -16,7 +16,7 @@ from typing import Literal
 MAX_KEPT = 10_000
 
 ChangeKind = Literal["session", "execution", "question", "usage"]
-SESSION_STATES = ("made", "state", "woken", "asleep", "gone")
+SESSION_STATES = ("made", "renamed", "woken", "asleep", "gone")
 EXECUTION_STATES = ("queued", "begun", "ended", "undone")
 
 

@@ -116,6 +116,10 @@ class SessionHandle(Protocol):
         """Undo executions, back to before the one with this id, or this many of the last."""
         ...
 
+    async def rename(self, reason: str) -> None:
+        """Change what the session is for, by which lists and the console name it; empty for no name."""
+        ...
+
     async def aclose(self) -> None:
         """End the session and delete its files before its block ends; may be called twice."""
         ...

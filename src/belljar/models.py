@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 Status = Literal["ok", "error", "timeout", "interrupted", "out_of_memory", "died", "running", "rejected"]
 State = Literal["kept", "rewound", "lost"]
+MAX_REASON_CHARS = 200
+"""The longest reason of a session."""
 
 
 class Model(BaseModel):
@@ -185,6 +187,7 @@ class SessionInfo(Model):
     checkpoints: int = 0
     """Earlier states that it can be rewound to."""
     reason: str = ""
+    """What it is for, by which lists name it; `MAX_REASON_CHARS` at most."""
     last_status: Status | None = None
     last_cause: str | None = None
     """The latest limit, timeout, interrupt or death; it stays when later cells end well."""

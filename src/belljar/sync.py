@@ -172,6 +172,10 @@ class SyncSession(_Caller):
         """Undo executions, back to before the one with this id, or this many of the last."""
         return self._call(partial(self._handle.rewind, to))
 
+    def rename(self, reason: str) -> None:
+        """Change what the session is for, by which lists and the console name it; empty for no name."""
+        self._call(partial(self._handle.rename, reason))
+
     def close(self) -> None:
         """End the session and delete its files before its block ends; may be called twice."""
         self._call(self._handle.aclose)

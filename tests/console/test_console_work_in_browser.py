@@ -171,6 +171,19 @@ async def test_the_timeline_rewinds_and_shows_forks(place: Place, page: Page) ->
     await expect(page.locator(f"#cell-{second.execution_id}.undone")).to_be_visible()
 
 
+async def test_a_new_name_is_in_the_heading_and_the_title_of_a_page_that_is_open(place: Place, page: Page) -> None:
+    session_id = await place.agent.new_session()
+    await page.goto(f"{place.url}/console/sessions/{session_id}")
+    await page.locator(".acts summary", has_text="Rename").click()
+    await page.get_by_label("Name", exact=True).fill("Sales of Oslo")
+    await page.get_by_role("button", name="Rename").click()
+    await expect(page.locator("h1")).to_have_text("Sales of Oslo")
+    renamed = "<i>$& Bergen</i>"
+    await place.agent.fields("rename_session", session_id=session_id, reason=renamed)
+    await expect(page.locator("h1")).to_have_text(renamed)
+    await expect(page).to_have_title(f"{renamed} · belljar")
+
+
 async def test_every_page_counts_what_waits(place: Place, page: Page) -> None:
     await page.goto(f"{place.url}/console/health")
     asking = await place.agent.execute("1")

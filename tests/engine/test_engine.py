@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_said
@@ -125,6 +126,7 @@ async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent
         (engine.packages, SessionNotFound, "session", ran.session_id),
         (engine.interrupt, SessionNotFound, "session", ran.session_id),
         (engine.fork, SessionNotFound, "session", ran.session_id),
+        (partial(engine.rename, reason="x"), SessionNotFound, "session", ran.session_id),
         (engine.end, SessionNotFound, "session", ran.session_id),
         (engine.execution, ExecutionNotFound, "execution", ran.execution_id),
         (engine.result, ExecutionNotFound, "execution", ran.execution_id),
@@ -222,6 +224,58 @@ async def test_acts_reach_the_session(engine: Engine, agent: Caller) -> None:
     assert (await engine.files(OPERATOR, session_id)).items == []
     # Keys belong to their owner, so the next implementation under test needs it again.
     await engine.end(OPERATOR, session_id)
+
+
+async def test_a_session_is_renamed(engine: Engine, agent: Caller, runtime: Runtime) -> None:
+    ran = await agent.execute("x = 1")
+    session_id = ran.session_id
+    session = runtime.sessions.find_open(session_id)
+    assert session is not None
+    used_at = session.lease.used_at
+    listed = await engine.sessions(OPERATOR, SessionFilter(), limit=1)
+    renamed = await engine.rename(OPERATOR, session_id, "Sales of Oslo")
+    assert (renamed.session_id, renamed.reason, renamed.executions) == (session_id, "Sales of Oslo", 1)
+    async with asyncio.timeout(60), aclosing(engine.server_events(OPERATOR, listed.after)) as happened:
+        async for item in happened:
+            if (item.session_id, item.state) == (session_id, "renamed"):
+                break
+    assert session.lease.used_at == used_at
+    found = await engine.sessions(OPERATOR, SessionFilter(text="sales of oslo"))
+    assert [entry.session_id for entry in found.items] == [session_id]
+    fork = await engine.fork(OPERATOR, session_id)
+    assert (await engine.session(OPERATOR, fork.session_id)).reason == f"fork of {session_id}"
+    names = [f"number {number}" for number in range(8)]
+    await asyncio.gather(*(engine.rename(OPERATOR, session_id, name) for name in names))
+    assert session.reason in names
+    assert (await engine.session(OPERATOR, session_id)).reason == session.reason
+    assert (await engine.rename(OPERATOR, session_id, "")).reason == ""
+    said = "".join((await agent.execute("x", session_id)).output)
+    assert "olga removed the session's name" in said
+    assert "olga renamed the session to 'number" in said
+    for ended in (fork.session_id, session_id):
+        await engine.end(OPERATOR, ended)
+    with pytest.raises(SessionNotFound, match="was ended by olga"):
+        await engine.rename(OPERATOR, session_id, "too late")
+    assert (await engine.session(OPERATOR, session_id)).reason == ""
+
+
+async def test_a_reason_is_one_line_of_what_can_be_seen(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    for said, kept in [
+        ("  two\nlines\r\n\tand more\u2028 ", "two lines and more"),
+        ("\x1b[31mred\x00\x7f", "[31mred"),
+        ("a\u202eb\u2066c\u200bd\ufeff", "abcd"),
+        ("<b>&amp;'\"</b>", "<b>&amp;'\"</b>"),
+        ("größe 数 \U0001f4c8", "größe 数 \U0001f4c8"),
+        ("\u202e \n", ""),
+        ("x" * 200, "x" * 200),
+    ]:
+        assert (await engine.rename(OPERATOR, session_id, said)).reason == kept
+    with pytest.raises(InvalidArgument):
+        await engine.rename(OPERATOR, session_id, "x" * 201)
+    assert (await engine.session(OPERATOR, session_id)).reason == "x" * 200
+    made = await engine.create(OPERATOR, reason="one\n\u202etwo")
+    assert made.reason == "one two"
 
 
 async def test_tells_what_happens_to_sessions(engine: Engine, agent: Caller) -> None:

@@ -119,6 +119,7 @@ async def test_a_session_that_is_none_is_refused_everywhere(caller: Caller, sess
     expired = f"SessionExpiredError: Session {shown} not found or has expired. session-not-found: "
     assert result.error.startswith(expired)
     for tool, arguments in (
+        ("rename_session", {"reason": "x"}),
         ("clear_session", {}),
         ("fork_session", {}),
         ("rewind_session", {"to": 1}),
@@ -173,6 +174,9 @@ async def test_an_execution_that_is_none_is_refused(caller: Caller, execution_id
         ("install_dependencies", {"packages": ["x"] * 101}),
         ("check_installed_packages", {"packages": []}),
         ("check_installed_packages", {}),
+        ("rename_session", {"session_id": "a"}),
+        ("rename_session", {"session_id": "a", "reason": 3}),
+        ("rename_session", {"session_id": "a", "reason": "x" * 201}),
         ("clear_session", {}),
         ("fork_session", {}),
         ("fork_session", {"session_id": "a", "at": 3}),

@@ -16,6 +16,8 @@ import pytest
 from calls import Caller, connected, held, images, opened_runtime, settings_for, text_of, until_said
 from mcp import Client, MCPError
 
+from belljar.engine.contract import Access
+from belljar.engine.many import servers_of
 from belljar.environments import Environment
 from belljar.errors import SessionNotFound
 from belljar.runtime import Runtime, open_runtime
@@ -402,6 +404,40 @@ async def test_sleeping_sessions_are_listed_as_such(default_environment: Environ
         await expire(runtime)
         (listed,) = (await caller.fields("list_sessions"))["sessions"]
         assert (listed["session_id"], listed["state"], listed["executions"]) == (made.session_id, "asleep", 1)
+
+
+async def test_a_sleeping_session_is_renamed_in_its_sleep_and_keeps_its_name(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with engine(default_environment, tmp_path, session_idle_s=0.001) as (runtime, caller):
+        made = await caller.execute("x = 1")
+        await caller.fields("rename_session", session_id=made.session_id, reason="first")
+        await expire(runtime)
+        (listed,) = (await caller.fields("list_sessions"))["sessions"]
+        assert (listed["state"], listed["reason"]) == ("asleep", "first")
+        await caller.fields("rename_session", session_id=made.session_id, reason="second")
+        (listed,) = (await caller.fields("list_sessions"))["sessions"]
+        assert (listed["state"], listed["reason"]) == ("asleep", "second")
+    async with engine(default_environment, tmp_path) as (_, caller):
+        assert (await caller.execute("x", made.session_id)).result == "1"
+        (listed,) = (await caller.fields("list_sessions"))["sessions"]
+        assert (listed["state"], listed["reason"]) == ("idle", "second")
+        await caller.fields("clear_session", session_id=made.session_id)
+        assert "was cleared" in await caller.refusal("rename_session", session_id=made.session_id, reason="third")
+
+
+async def test_a_session_is_renamed_by_the_server_that_has_it(default_environment: Environment, tmp_path: Path) -> None:
+    async with (
+        engine(default_environment, tmp_path) as (_, one),
+        engine(default_environment, tmp_path) as (_, other),
+    ):
+        made = await one.execute("x = 1")
+        refused = await other.refusal("rename_session", session_id=made.session_id, reason="theirs")
+        assert "is open in another server" in refused
+        many, access = servers_of(tmp_path), Access("local", is_operator=True)
+        assert (await many.rename(access, made.session_id, "ours")).reason == "ours"
+        (listed,) = (await one.fields("list_sessions"))["sessions"]
+        assert listed["reason"] == "ours"
 
 
 async def test_a_known_key_with_other_code_is_refused_also_after_a_restart(

@@ -26,6 +26,7 @@ TOOLS = {
     "interrupt_execution": ["execution_id", "session_id"],
     "new_session": ["environment", "reason"],
     "list_sessions": [],
+    "rename_session": ["session_id", "reason"],
     "clear_session": ["session_id"],
     "fork_session": ["session_id", "at", "reseed"],
     "rewind_session": ["session_id", "to"],

@@ -112,6 +112,7 @@ async def test_what_is_anothers_answers_exactly_as_what_is_not_there(ada: Caller
             await told("interrupt_execution", session_id=session_id),
             await told("fork_session", session_id=session_id),
             await told("rewind_session", session_id=session_id, to=1),
+            await told("rename_session", session_id=session_id, reason="theirs"),
             await told("clear_session", session_id=session_id),
             await told("list_session_files", session_id=session_id),
             await told("upload_file", session_id=session_id, name="a", text="x"),

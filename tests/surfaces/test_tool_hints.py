@@ -31,7 +31,7 @@ REPLACING = {
 }
 
 # Not interrupt_execution and rewind_session: what a session runs, and what there is to undo, differs the second time.
-IDEMPOTENT = {"clear_session", "upload_file"}
+IDEMPOTENT = {"rename_session", "clear_session", "upload_file"}
 
 
 def state_of(runtime: Runtime, folder: Path) -> list[object]:

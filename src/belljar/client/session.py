@@ -248,6 +248,10 @@ class RemoteSession(SessionBase):
         """See `SessionHandle`."""
         return Rewinding.model_validate(await self._server.call("rewind_session", {"session_id": self._id, "to": to}))
 
+    async def rename(self, reason: str) -> None:
+        """See `SessionHandle`."""
+        await self._server.call("rename_session", {"session_id": self._id, "reason": reason})
+
     async def aclose(self) -> None:
         """See `SessionHandle`."""
         with contextlib.suppress(SessionNotFound):

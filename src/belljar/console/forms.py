@@ -194,6 +194,8 @@ class SessionActions:
                 return _back(forked.session_id)
             case "rewind":
                 await engine.rewind(access, session_id, fields.get("to", ""))
+            case "rename":
+                await engine.rename(access, session_id, fields.get("reason", ""))
             case "end":
                 await engine.end(access, session_id)
                 return RedirectResponse("/console", status_code=303)

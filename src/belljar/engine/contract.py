@@ -238,6 +238,10 @@ class Engine(Protocol):
         """Open a session of the caller's own."""
         ...
 
+    async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
+        """Change the reason of a session, by which lists name it; one that sleeps sleeps on."""
+        ...
+
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:

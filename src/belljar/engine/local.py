@@ -82,6 +82,15 @@ class LocalEngine(LocalViews):
             raise unwritten("no session was made")
         return self._entries.session(await self._row(access, session.id, is_counted=True))
 
+    async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
+        """See `Engine`."""
+        row = await self._row(access, session_id)
+        kept = self._registry.rename(session_id, row.principal, reason)
+        if access.name and (session := self._registry.find_open(session_id)) is not None:
+            deed = f"renamed the session to {kept!r}" if kept else "removed the session's name"
+            session.authors.note(f"{access.name} {deed}")
+        return self._entries.session(await self._row(access, session_id, is_counted=True))
+
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:

@@ -35,7 +35,7 @@ from belljar.engine.models import (
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
-from belljar.models import ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+from belljar.models import MAX_REASON_CHARS, ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 
 PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"
@@ -55,7 +55,13 @@ class NewSession(Model):
     """A session to open."""
 
     environment: str = ""
-    reason: str = Field("", max_length=200)
+    reason: str = Field("", max_length=MAX_REASON_CHARS)
+
+
+class SessionReason(Model):
+    """What a session is for, by which lists name it; empty for none."""
+
+    reason: str = Field(max_length=MAX_REASON_CHARS)
 
 
 class NewCell(Model):
@@ -273,6 +279,7 @@ OPERATIONS: Final = (
     ),
     Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),
+    Operation("rename", "POST", f"{_SESSION}/rename", "Change its reason", SessionEntry, body=SessionReason),
     Operation("end", "DELETE", _SESSION, "End a session and delete all of it", status=204),
     Operation(
         "executions",

@@ -205,6 +205,10 @@ class CalledEngine:
         """See `Engine`."""
         return await self._call("create", access, environment=environment, reason=reason)
 
+    async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
+        """See `Engine`."""
+        return await self._call("rename", access, session_id=session_id, reason=reason)
+
     async def run_cell(
         self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
     ) -> str:

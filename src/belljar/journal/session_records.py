@@ -151,6 +151,14 @@ class SessionRecords:
             (session_id, principal, environment, reason, self.run, state, now, now),
         )
 
+    def rename(self, session_id: str, reason: str) -> bool:
+        """Change the reason of a session that is this server's or sleeps; return False where it is neither."""
+        changed = self._journal.write_now(
+            "UPDATE sessions SET reason = ? WHERE id = ? AND (state = 'asleep' OR (state = 'live' AND run = ?))",
+            (reason, session_id, self.run),
+        )
+        return changed == 1
+
     def record_origin(self, session_id: str, origin: str, execution_id: str = "") -> None:
         """Record that a session is a fork of another one, as that was before an execution if one is named."""
         values = (origin, execution_id, session_id)

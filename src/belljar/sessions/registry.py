@@ -16,7 +16,7 @@ from pathlib import Path
 
 from belljar import measures, spans
 from belljar.change_signal import ChangeLog
-from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, SessionNotFound
+from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox, InboxQuestion
@@ -25,7 +25,7 @@ from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
 from belljar.kernels.base import Kernel
-from belljar.models import SessionFork, SessionInfo, SessionNotice
+from belljar.models import MAX_REASON_CHARS, SessionFork, SessionInfo, SessionNotice
 from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
@@ -44,6 +44,7 @@ from belljar.sessions.pool import Pool, new_folders
 from belljar.sessions.session import Session, idle_time, iso
 from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
+from belljar.toolbox.texts import one_line
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
@@ -127,6 +128,7 @@ class Registry:
 
         `gpus` is how many it shall have; None for as many as the settings say.
         """
+        kept_reason = _one_line_reason(reason)
         self._check_room(principal)
         name = environment or self.settings.environment
         self._starter.environments.check(name)
@@ -144,7 +146,7 @@ class Registry:
         else:
             folders = new_folders(self._folder, self._starter)
             self._starter.gpus.request(folders.session_id, count)
-        session = self._open(folders, principal, name, reason)
+        session = self._open(folders, principal, name, kept_reason)
         self._record_new(session)
         if pooled is not None:
             session.session_kernel.adopt(pooled.kernel, is_fresh=True)
@@ -453,6 +455,21 @@ class Registry:
         """Return every open session, for the operator."""
         return [*self._sessions.values()]
 
+    def rename(self, session_id: str, principal: str, reason: str) -> str:
+        """Change the reason of the caller's session, and return it as it is kept.
+
+        A session that sleeps is not woken, and one that is open does not count as used.
+        """
+        kept = _one_line_reason(reason)
+        session = self._sessions.get(session_id)
+        is_own = session.principal == principal if session else self._find_asleep(session_id, principal) is not None
+        if not is_own or not self.records.rename(session_id, kept):
+            raise self._absence(session_id, principal)
+        if session is not None:
+            session.reason = kept
+        self.changes.publish("session", "renamed", session_id, principal)
+        return kept
+
     # Ending sessions
 
     async def clear(self, session_id: str, principal: str, end: str = "was cleared") -> None:
@@ -484,6 +501,15 @@ class Registry:
         await self.closer.wait_until_settled()
         await self._handover.wait_until_settled()
         await asyncio.gather(*(self.closer.detach(session, "ended with its server") for session in self.all()))
+
+
+def _one_line_reason(reason: str) -> str:
+    """Return a reason as it is kept: lists show it to people and agents, so nothing in it is invisible."""
+    if len(reason) > MAX_REASON_CHARS:
+        raise InvalidArgument(
+            f"the reason of a session has {len(reason):,} characters", hint=f"Pass {MAX_REASON_CHARS} at most"
+        )
+    return one_line(reason, MAX_REASON_CHARS)
 
 
 @asynccontextmanager

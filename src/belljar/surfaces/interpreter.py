@@ -13,7 +13,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, Ses
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
-from belljar.models import ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
+from belljar.models import MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
 from belljar.sessions.queue import interrupt_all
@@ -83,6 +83,13 @@ class Sessions(Model):
     sessions: list[SessionInfo]
 
 
+class Renamed(Model):
+    """Answer of `rename_session`."""
+
+    session_id: str
+    reason: str
+
+
 class Cleared(Model):
     """Answer of `clear_session`."""
 
@@ -125,6 +132,7 @@ class InterpreterSurface:
             (self.interrupt_execution, ENDS),
             (self.new_session_with_gpus if self._runtime.starter.gpus.is_on else self.new_session, CHANGES),
             (self.list_sessions, READS),
+            (self.rename_session, idempotent(CHANGES)),
             (self.clear_session, idempotent(ENDS)),
         )
         StateTools(self._sessions).register(server)
@@ -243,7 +251,7 @@ class InterpreterSurface:
             str,
             Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
         ] = "",
-        reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
+        reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, description="Shown in lists")] = "",
     ) -> Answer:
         """Start a session, as execute_code does by itself without a session_id."""
         return await self._new_session(ctx, environment, reason, None)
@@ -256,7 +264,7 @@ class InterpreterSurface:
             str,
             Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
         ] = "",
-        reason: Annotated[str, Field(max_length=200, description="Shown in lists")] = "",
+        reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, description="Shown in lists")] = "",
         gpus: Annotated[
             int | None, Field(ge=0, le=MAX_GPUS, description="How many GPUs; leave out for the usual number")
         ] = None,
@@ -292,6 +300,15 @@ class InterpreterSurface:
             for info in infos
         ]
         return model_blocks(Sessions(sessions=infos), "\n".join(lines) or "No session is open.")
+
+    @refusals_as_results
+    async def rename_session(
+        self, session_id: SessionId, reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    ) -> Answer:
+        """Change its reason."""
+        kept = self._sessions.rename(session_id, current_principal(), reason)
+        text = f"Lists show session {session_id} as: {kept}" if kept else f"Session {session_id} has no reason now."
+        return model_blocks(Renamed(session_id=session_id, reason=kept), text)
 
     @refusals_as_results
     async def clear_session(self, session_id: SessionId) -> Answer:

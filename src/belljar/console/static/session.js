@@ -91,6 +91,7 @@ function apply(change) {
       replace(change.target, html);
       sizeFrames(cells);
       addUnfoldButtons(); // a cell may be undone before its end is told
+      if (change.target === "session-state") showName();
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
       break;
     case "text":
@@ -130,6 +131,15 @@ function addCell(id, html) {
   if (document.getElementById(id)) replace(id, html);
   else cells.append(...parsed(html));
   sizeFrames(cells);
+}
+
+// In the heading and in the title, which may begin with the number of questions that wait.
+function showName() {
+  const name = document.getElementById("session-state")?.dataset.name;
+  const heading = document.getElementById("session-name");
+  if (!name || !heading || heading.textContent === name) return;
+  heading.textContent = name;
+  document.title = `${/^\(\d+\) /.exec(document.title)?.[0] ?? ""}${name} · belljar`;
 }
 
 /**
