@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
+from belljar.azure.data_plane.values import read_value
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
 from belljar.outputs import terminal_text
@@ -17,7 +18,6 @@ from belljar.outputs.html import highlighted
 from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.skills import front_matter
 from belljar.surfaces import jsonrpc, tracebacks
-from belljar.surfaces.foundry.values import read_value
 from belljar.toolbox import session_server
 from belljar.workflows.text import read_text
 from growth import TIMES, growth

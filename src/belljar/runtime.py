@@ -26,7 +26,7 @@ from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redaction import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
-from belljar.provisioning.environments import is_elsewhere
+from belljar.provisioning.environments import RemoteKernels, is_elsewhere
 from belljar.provisioning.form_targets import OwnTargets
 from belljar.provisioning.handover import Handover, NoHandover
 from belljar.provisioning.host_folders import open_host_folders
@@ -182,6 +182,7 @@ async def open_runtime(
                     plugins=plugins,
                     skills=shown_skills(library),
                     host_folders=host_folders,
+                    remote=_remote_kernels(),
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
@@ -283,6 +284,13 @@ async def open_runtime(
                         )
                 finally:
                     preparing.cancel()
+
+
+def _remote_kernels() -> dict[str, RemoteKernels]:
+    """Return the kernels that products bring, by environment."""
+    from belljar.products import products
+
+    return {name: kernels for product in products() for name, kernels in product.kernels.items()}
 
 
 def open_plugins(settings: Settings) -> Plugins:

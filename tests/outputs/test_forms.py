@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, cast
 import pytest
 from starlette.responses import Response
 
+from belljar.azure.data_plane.values import picture_in as figure_in
+from belljar.azure.data_plane.values import value_of
+from belljar.azure.pool import kernel as azure
 from belljar.cli.saved_outputs import FigureFiles, saved_forms
 from belljar.console import frames, pages
 from belljar.console.cells import OutputBlock, RenderedOutput
@@ -15,13 +18,10 @@ from belljar.errors import BelljarError
 from belljar.files.file_types import is_text, mime_type_of
 from belljar.handles import SessionBase
 from belljar.inside.toolbox.toolbox.results import Media
-from belljar.kernels.azure import kernel as azure
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import DisplayStore, display_of
 from belljar.outputs.forms import FORMS, PICTURES, extension_of, form_of, picture_in, readable_text
 from belljar.surfaces.content import media_blocks, text_of
-from belljar.surfaces.foundry.values import picture_in as figure_in
-from belljar.surfaces.foundry.values import value_of
 
 # So long that text becomes a file, too. It can be read as base64 and as text.
 CONTENT = b"a picture" * 1_000

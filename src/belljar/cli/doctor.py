@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.journal.damage import SALVAGE_HINT, FileCheck
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Stream
+from belljar.products import Product, products
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.provisioning.starter import KernelStarter
@@ -50,7 +52,7 @@ from belljar.sandboxes.limits.table import CONTROLLERS, GroupedLimit
 from belljar.sandboxes.limits.trials import try_limits
 from belljar.sessions.pool import new_folders
 from belljar.settings import Settings, load_command_settings, parse_key, unread_files
-from belljar.settings.azure import AZURE, missing_names, pool_endpoint
+from belljar.settings.azure import AZURE
 from belljar.settings.environments import KERNEL_PREFIX
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.settings.sandboxes import installed_sandboxes
@@ -102,7 +104,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "gpus": _check_gpus,
         "folders": check_folders,
         "environments": _check_environments,
-        "azure": _check_azure,
+        **{product.name: partial(_check_product, product) for product in products()},
         "forks": _check_forks,
         "toolbox": _check_toolbox,
         "guardrails": _check_guardrails,
@@ -307,25 +309,9 @@ def _check_index(settings: Settings) -> HostFinding:
     return _finding("environments", check.name, check, is_needed=is_needed, cost=cost)
 
 
-def _check_azure(settings: Settings) -> Iterator[HostFinding]:
-    """Yield whether the session pool can be used, where one is configured or sessions are to live in one."""
-    is_needed = settings.environment == AZURE
-    if missing := missing_names(settings):
-        detail = f"named only in part: {', '.join(missing)} not set"
-        hint = "Set all four variables, or none"
-        yield HostFinding("azure", "fail" if is_needed else "warn", "pool", detail, hint)
-        return
-    if not pool_endpoint(settings):
-        if is_needed:
-            yield HostFinding(
-                "azure", "fail", "pool", "none is configured", "Set azure_endpoint, or the four variables"
-            )
-        return
-    # Its HTTP client takes a while to import, which only those who use a pool should pay.
-    from belljar.kernels.azure.data_plane import check_pool
-
-    for check in asyncio.run(check_pool(settings)):
-        yield _finding("azure", check.name, check, is_needed=is_needed)
+def _check_product(product: Product, settings: Settings) -> Iterator[HostFinding]:
+    for check, is_needed in product.checks(settings):
+        yield _finding(product.name, check.name, check, is_needed=is_needed)
 
 
 def _check_forks(settings: Settings) -> Iterator[HostFinding]:

@@ -6,8 +6,9 @@ once it can be used.
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 from belljar.environments import Environment, check_name, open_environment
 from belljar.environments.managed import DEFAULT, compile_packages, is_compiled, is_ready, recipe_folder
 from belljar.errors import BelljarError, EnvironmentBroken, InvalidArgument
+from belljar.kernels.base import Kernel
+from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.settings import Settings
-from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
+from belljar.settings.azure import AZURE
 from belljar.settings.environments import KERNEL_PREFIX
 
 log = logging.getLogger(__name__)
@@ -27,27 +30,29 @@ def is_elsewhere(name: str) -> bool:
     return name == AZURE or name.startswith(KERNEL_PREFIX)
 
 
-def check_pool(settings: Settings) -> None:
-    """Refuse the environment `azure` where no pool is configured, only a part of its name, or no way to a token."""
-    check_pool_names(settings)
-    if not pool_endpoint(settings):
-        raise InvalidArgument(
-            "no Azure session pool is configured",
-            hint="The operator sets azure_endpoint, or AZURE_SUBSCRIPTION_ID, AZURE_RESOURCE_GROUP, AZURE_SESSION_POOL "
-            "and AZURE_REGION",
-        )
-    # Only sessions in a pool need the package that speaks to one.
-    from belljar.kernels.azure.credentials import check_credential
+@dataclass(frozen=True, slots=True)
+class RemoteKernels:
+    """Kernels of an environment that is not on this host."""
 
-    check_credential(settings)
+    kind: str
+    """What metrics call their starts."""
+    check: Callable[[Settings], None]
+    """Refuses the environment where the settings do not say where it is."""
+    start: Callable[[Settings, KernelFolders], Awaitable[Kernel]]
 
 
 class EnvironmentCache:
     """The environments of one runtime."""
 
-    def __init__(self, settings: Settings, plugin_kernels: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        plugin_kernels: frozenset[str] = frozenset(),
+        remote: Mapping[str, RemoteKernels] | None = None,
+    ) -> None:
         self._settings = settings
         self._plugin_kernels = plugin_kernels
+        self._remote = remote or {}
         self._tasks: dict[str, asyncio.Task[Environment]] = {}
         self._compilations: dict[Path, asyncio.Task[None]] = {}
         self._progress: dict[str, str] = {}
@@ -65,8 +70,8 @@ class EnvironmentCache:
             return
         if name.startswith(KERNEL_PREFIX):
             self._check_kernel(name.removeprefix(KERNEL_PREFIX))
-        elif name == AZURE:
-            check_pool(self._settings)
+        elif (remote := self._remote.get(name)) is not None:
+            remote.check(self._settings)
         else:
             check_name(self._settings, name)
 

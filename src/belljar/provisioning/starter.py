@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from belljar import measures
 from belljar.egress.session_sockets import SessionSocket
@@ -23,7 +22,7 @@ from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
 from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.environments import EnvironmentCache, is_elsewhere
+from belljar.provisioning.environments import EnvironmentCache, RemoteKernels, is_elsewhere
 from belljar.provisioning.form_targets import shown_targets
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders, revoked
@@ -34,7 +33,6 @@ from belljar.provisioning.zygotes import ZygoteProcess, Zygotes
 from belljar.sandboxes.base import ForkableProvider, ForkedSandbox, Provider, Sandbox, SandboxSpec
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.settings import Settings
-from belljar.settings.azure import AZURE
 from belljar.settings.environments import KERNEL_PREFIX
 from belljar.skills.session_view import ShownSkills
 from belljar.toolbox.toolbox import Toolbox
@@ -67,7 +65,6 @@ class PreparedSandbox:
         self.is_open = True
 
 
-StartKind = Literal["cold", "forked", "jupyter", "azure", "plugin"]
 StartKernel = Callable[[KernelRequest], Awaitable[Kernel]]
 
 log = logging.getLogger(__name__)
@@ -88,15 +85,17 @@ class KernelStarter:
         plugins: Plugins | None = None,
         skills: ShownSkills | None = None,
         host_folders: HostFolders | None = None,
+        remote: Mapping[str, RemoteKernels] | None = None,
     ) -> None:
         self._settings = settings
+        self._remote = remote or {}
         self._plugin_kernels: dict[str, StartKernel] = plugins.named("kernels") if plugins is not None else {}
         self.provider = provider
         self._forkable = provider if isinstance(provider, ForkableProvider) else None
         self.toolbox = toolbox
         self._in_packets = outlives_server
         self.uv_sandbox = UvSandbox(settings, provider)
-        self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels))
+        self.environments = EnvironmentCache(settings, frozenset(self._plugin_kernels), self._remote)
         self.host_folders = host_folders or HostFolders(settings)
         targets = shown_targets(plugins, settings.data_directory) if plugins is not None else None
         self.gpus = SessionGpus(settings, provider, folder)
@@ -135,14 +134,14 @@ class KernelStarter:
         measures.kernel_starts.observe(time.perf_counter() - began_at, "refill" if is_ahead else kind)
         return kernel
 
-    async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, StartKind]:
+    async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, str]:
         if name.startswith(KERNEL_PREFIX):
             kernel_name = name.removeprefix(KERNEL_PREFIX)
             if (start := self._plugin_kernels.get(kernel_name)) is not None:
                 return await self._start_by_plugin(start, kernel_name, folders), "plugin"
             return await self._start_jupyter(kernel_name, folders), "jupyter"
-        if name == AZURE:
-            return await self._start_azure(folders), "azure"
+        if (remote := self._remote.get(name)) is not None:
+            return await remote.start(self._settings, folders), remote.kind
         environment = await self.environments.get(name)
         prepared = await self._take_prepared(folders.session_id)
         prepared = prepared or await self._open_prepared(name, environment, folders)
@@ -381,14 +380,6 @@ class KernelStarter:
                 f"the plugin's kernel {kernel_name} did not start: {type(error).__name__}: {error}",
                 hint="Only the operator can mend it; use another environment",
             ) from error
-
-    async def _start_azure(self, folders: KernelFolders) -> Kernel:
-        # The HTTP client and azure-identity take 0.4 s to import, which only sessions in a pool should pay.
-        from belljar.kernels.azure import start_azure
-
-        return await start_azure(
-            self._settings, workspace=folders.workspace, scratch=folders.scratch, identity=folders.identity
-        )
 
     async def aclose(self) -> None:
         """Cancel what is being prepared, close the sandboxes held open, and end the zygotes."""

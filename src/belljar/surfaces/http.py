@@ -32,11 +32,11 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
 from belljar.errors import SettingsError
+from belljar.products import HttpParts
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
 from belljar.surfaces.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, ConnectionLimiter, connection_limit
 from belljar.surfaces.forwarded import ProxyNotice, knows_callers
-from belljar.surfaces.foundry.problems import EnvelopedRefusals
 from belljar.surfaces.operations import (
     CountedRefusals,
     HostGuard,
@@ -172,15 +172,13 @@ def build_app(
     *,
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     operations: Operations | None = None,
-    wrap_server: Callable[[str, ASGIApp], ASGIApp] = lambda _, app: app,
-    data_plane: ASGIApp | None = None,
+    parts: HttpParts | None = None,
     own_guard: Mapping[str, ASGIApp] | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
-    `wrap_server` may put an app of a surface's own before a server, by its path. `data_plane` answers all paths that
-    nothing else has. Both are behind the same guards as the servers. The apps of `own_guard` ask for credentials
-    themselves, as the console does; they are behind the check of Host and Origin only.
+    What a product puts there, `parts`, is behind the same guards as the servers. The apps of `own_guard` ask for
+    credentials themselves, as the console does; they are behind the check of Host and Origin only.
 
     Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
@@ -195,19 +193,20 @@ def build_app(
     # Each caller may have half of the connections. Without credentials all are one caller, which may have all of them.
     shares = CallerShares(connection_limit(settings.max_connections) // 2)
     for path, server in servers.items():
-        endpoint = wrap_server(path, StreamableHTTPASGIApp(managers[id(server)]))
+        endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
+        endpoint = parts.wrap_server(path, endpoint) if parts is not None else endpoint
         endpoint = shares.guard(endpoint) if auth else endpoint
         routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())
-    first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=data_plane is not None)
+    first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=parts is not None)
     guarded = HostGuard(request_response(first), transport_security(settings))
     routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
     for path, app in (own_guard or {}).items():
         routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
-    if data_plane is not None:
-        guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
-        guarded = EnvelopedRefusals(HostGuard(guarded, transport_security(settings)))
+    if parts is not None:
+        guarded = auth.guard(shares.guard(parts.data_plane)) if auth else parts.data_plane
+        guarded = parts.wrap_refusals(HostGuard(guarded, transport_security(settings)))
         routes.append(Route("/{path:path}", CountedRefusals(guarded)))
 
     @asynccontextmanager

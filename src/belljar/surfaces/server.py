@@ -31,16 +31,15 @@ from belljar.distribution import own_version
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.facts import hookimpl
 from belljar.plugins import Plugins
+from belljar.products import products
 from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.azure import AZURE_INSTRUCTIONS, AzureSurface
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
-from belljar.surfaces.foundry import FOUNDRY_INSTRUCTIONS
-from belljar.surfaces.http import build_app, transport_security
+from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.operations import HostGuard, Operations
+from belljar.surfaces.operations import Operations
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
 from belljar.surfaces.skill_tools import SkillTools
 from belljar.surfaces.skills_extension import SkillsExtension
@@ -196,9 +195,9 @@ def _instructions(surfaces: Sequence[str]) -> str:
         "executor": EXECUTOR_INSTRUCTIONS,
         "interpreter": INSTRUCTIONS,
         "toolbox": BESIDE_INSTRUCTIONS if "interpreter" in surfaces else TOOLBOX_INSTRUCTIONS,
-        "azure-mcp": AZURE_INSTRUCTIONS,
-        "foundry": FOUNDRY_INSTRUCTIONS,
     }
+    for product in products():
+        texts |= product.instructions
     return " ".join(text for name, text in texts.items() if name in surfaces)
 
 
@@ -252,15 +251,8 @@ class OwnSurfaces:
             server.own_refusal = refusal_as_json
         if "toolbox" in surfaces:
             ToolboxSurface(runtime).register(server, has_interpreter="interpreter" in surfaces)
-        if "azure-mcp" in surfaces:
-            AzureSurface(runtime).register(server)
-        if "foundry" in surfaces:
-            # Imported here and below, because most servers do not have this surface.
-            from belljar.surfaces.foundry.executions import Executions
-            from belljar.surfaces.foundry.tools import FoundryTools
-
-            executions = Executions(runtime, runtime.identified)
-            FoundryTools(runtime, runtime.identified, executions).register(server)
+        for product in products():
+            product.register(server, runtime, surfaces)
         if runtime.skills is not None and "executor" not in surfaces:
             server.skills = SkillTools(runtime, runtime.skills)
             # The toolbox surface alone stays as small as it is: `toolbox.search` in its cells finds skills too.
@@ -281,29 +273,5 @@ def build_http_app(runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = N
     settings = runtime.settings
     servers = {"/mcp": build_server(runtime, settings.surfaces)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
-    if "foundry" not in settings.surfaces:
-        return build_app(servers, settings, operations=Operations(runtime), own_guard=own_guard)
-    from belljar.surfaces.foundry.app import FoundryApp
-    from belljar.surfaces.foundry.executions import Executions
-    from belljar.surfaces.foundry.tools import PlainRpc
-
-    executions = Executions(runtime, runtime.identified)
-    data_plane = FoundryApp(runtime, runtime.identified, executions)
-
-    def with_plain_dialect(path: str, app: ASGIApp) -> ASGIApp:
-        if path not in ("/mcp", "/mcp/foundry"):
-            return app
-        plain = PlainRpc(servers[path], app, limit_bytes=executions.body_limit)
-        guarded = HostGuard(plain, transport_security(settings))
-        if path == "/mcp":
-            data_plane.mcp = guarded
-        return guarded
-
-    return build_app(
-        servers,
-        settings,
-        operations=Operations(runtime),
-        wrap_server=with_plain_dialect,
-        data_plane=data_plane,
-        own_guard=own_guard,
-    )
+    parts = next((parts for product in products() if (parts := product.http(runtime, servers))), None)
+    return build_app(servers, settings, operations=Operations(runtime), parts=parts, own_guard=own_guard)

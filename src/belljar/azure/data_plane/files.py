@@ -23,6 +23,8 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from belljar.azure.data_plane.calls import Call, caller_gone, length_of, text
+from belljar.azure.data_plane.problems import Problem, invalid, json_response, problem_of
 from belljar.egress.rules import parse_rules
 from belljar.errors import BelljarError, FileMissing, InvalidPath
 from belljar.files.names import SANDBOX_ROOT
@@ -33,8 +35,6 @@ from belljar.journal.session_records import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session
-from belljar.surfaces.foundry.calls import Call, caller_gone, length_of, text
-from belljar.surfaces.foundry.problems import Problem, invalid, json_response, problem_of
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -19,6 +19,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, measures, spans
+from belljar.azure.data_plane.calls import Address, Call, number, read_address, word
+from belljar.azure.data_plane.description import description
+from belljar.azure.data_plane.executions import (
+    EXECUTION_TYPES,
+    OLD_TIMEOUT_S,
+    Executions,
+    Order,
+    code_of,
+    command_cell,
+    is_command,
+)
+from belljar.azure.data_plane.files import Files
+from belljar.azure.data_plane.problems import Problem, internal_problem, invalid, json_response, problem_of
+from belljar.azure.data_plane.values import picture_in
 from belljar.environments.base import Environment
 from belljar.environments.presence import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
@@ -29,20 +43,6 @@ from belljar.runtime import Runtime
 from belljar.sessions.closer import DAY_S
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.foundry.calls import Address, Call, number, read_address, word
-from belljar.surfaces.foundry.description import description
-from belljar.surfaces.foundry.executions import (
-    EXECUTION_TYPES,
-    OLD_TIMEOUT_S,
-    Executions,
-    Order,
-    code_of,
-    command_cell,
-    is_command,
-)
-from belljar.surfaces.foundry.files import Files
-from belljar.surfaces.foundry.problems import Problem, internal_problem, invalid, json_response, problem_of
-from belljar.surfaces.foundry.values import picture_in
 from belljar.surfaces.tools import note_refusal
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -15,12 +15,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 
+from belljar.azure.azure_mcp import pool_environment
 from belljar.environments import Environment
 from belljar.errors import PoolUnavailable, SettingsError
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.settings.kinds import unmixed
-from belljar.surfaces.azure import pool_environment
 from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,9 @@ It describes the routes of both generations of versions, and is what other progr
 import functools
 from typing import Any, Final
 
+from belljar.azure.data_plane.calls import NEW_VERSIONS, OLD_VERSIONS, VERSIONS
 from belljar.distribution import own_version
 from belljar.sessions.identified import LEAST_CHARS, MAX_CHARS
-from belljar.surfaces.foundry.calls import NEW_VERSIONS, OLD_VERSIONS, VERSIONS
 
 Schema = dict[str, Any]
 

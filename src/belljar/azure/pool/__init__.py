@@ -5,6 +5,6 @@
 `kernel` runs cells, `checks` is for `belljar doctor`. Imported only when such a session starts.
 """
 
-from belljar.kernels.azure.kernel import AzureKernel, start_azure
+from belljar.azure.pool.kernel import AzureKernel, start_azure
 
 __all__ = ["AzureKernel", "start_azure"]

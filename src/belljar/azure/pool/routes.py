@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 
+from belljar.azure.pool.credentials import Credential, open_credential
+from belljar.azure.pool.transport import Backoff, PoolAnswer, PoolTransport, Unanswered, refused, unreachable
 from belljar.errors import BelljarError, PoolUnavailable
-from belljar.kernels.azure.credentials import Credential, open_credential
-from belljar.kernels.azure.transport import Backoff, PoolAnswer, PoolTransport, Unanswered, refused, unreachable
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import Settings
 from belljar.settings.azure import pool_endpoint

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 import httpx2
 
+from belljar.azure.pool.credentials import Credential
 from belljar.errors import PoolUnavailable, TooLarge
 from belljar.json_values import check_values
-from belljar.kernels.azure.credentials import Credential
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 CONNECT_S = 10.0

@@ -18,6 +18,9 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from belljar.azure.data_plane.calls import Call, number, text, word
+from belljar.azure.data_plane.problems import Problem, envelope, invalid, json_response
+from belljar.azure.data_plane.values import value_of
 from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
@@ -29,9 +32,6 @@ from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.settings.environments import KERNEL_PREFIX
-from belljar.surfaces.foundry.calls import Call, number, text, word
-from belljar.surfaces.foundry.problems import Problem, envelope, invalid, json_response
-from belljar.surfaces.foundry.values import value_of
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 OLD_TIMEOUT_S: Final = 100.0

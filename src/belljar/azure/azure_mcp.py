@@ -34,10 +34,6 @@ from belljar.surfaces.execution_wait import can_ask, follow, stopping_when_cance
 from belljar.surfaces.file_tools import EMBEDDED_LIMIT_BYTES, embedded
 from belljar.surfaces.tools import CHANGES, ENDS, READS, Answer, Ctx, add_tools, connection_of, refusals_as_results
 
-AZURE_INSTRUCTIONS: Final = (
-    "Runs Python in a sealed session whose variables and files stay between calls. Save files to /mnt/data; "
-    "download_file brings them to the user's machine. new_session starts afresh."
-)
 LISTED: Final = 2_000
 MAX_CONNECTIONS: Final = 10_000
 

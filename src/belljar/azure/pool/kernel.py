@@ -20,12 +20,12 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
+from belljar.azure.pool.credentials import open_credential
+from belljar.azure.pool.mirror import FolderMirror
+from belljar.azure.pool.routes import MAX_STREAM_CHARS, PoolExecution, PoolSession, read_execution
+from belljar.azure.pool.transport import Backoff, PoolTransport, Unanswered, refused
 from belljar.errors import BelljarError, KernelDied, KernelStartFailed, PoolUnavailable
 from belljar.files.workspace import Workspace
-from belljar.kernels.azure.credentials import open_credential
-from belljar.kernels.azure.data_plane import MAX_STREAM_CHARS, PoolExecution, PoolSession, read_execution
-from belljar.kernels.azure.mirror import FolderMirror
-from belljar.kernels.azure.transport import Backoff, PoolTransport, Unanswered, refused
 from belljar.kernels.base import Completeness, Completion
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import DisplayData, Event, ExecuteResult, Finished, MimeBundle, Raised, Stream

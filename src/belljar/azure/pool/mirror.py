@@ -15,11 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from belljar.azure.pool.routes import MAX_FILES, PoolSession, RemoteFile
 from belljar.errors import FileMissing, InvalidPath, PoolUnavailable, TooLarge
 from belljar.files.disk_usage import FolderUsage, files_within, usage
 from belljar.files.names import shown
 from belljar.files.workspace import Workspace
-from belljar.kernels.azure.data_plane import MAX_FILES, PoolSession, RemoteFile
 from belljar.settings import MEBIBYTE
 
 AT_ONCE = 8

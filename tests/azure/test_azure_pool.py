@@ -15,10 +15,10 @@ from mcp import Client
 from pool_proxy import Fate, PoolProxy, opened_proxy
 
 import belljar
+from belljar.azure.pool.credentials import TokenCredential
+from belljar.azure.pool.routes import OLDER_VERSIONS, check_pool
 from belljar.environments import Environment
 from belljar.errors import CopyRefused, InvalidArgument, PoolUnavailable, SettingsError
-from belljar.kernels.azure.credentials import TokenCredential
-from belljar.kernels.azure.data_plane import OLDER_VERSIONS, check_pool
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_settings
 from belljar.surfaces.server import build_server

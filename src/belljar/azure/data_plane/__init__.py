@@ -3,8 +3,3 @@
 A request walks `app.py` (which route, which version), then `executions.py` or `files.py`. `problems.py` has the
 envelope of errors, `description.py` the OpenAPI document, `tools.py` the same over MCP.
 """
-
-FOUNDRY_INSTRUCTIONS = (
-    "Runs Python and shell commands in sealed environments. Call launchShell once, then pass its environmentId: "
-    "variables and files stay. Files are in /mnt/data; figures come back as images."
-)

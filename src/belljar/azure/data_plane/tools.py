@@ -37,6 +37,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, measures, spans
+from belljar.azure.data_plane.calls import length_of
+from belljar.azure.data_plane.executions import Executions, Order, Report, command_cell, exec_cell
+from belljar.azure.data_plane.problems import json_response
+from belljar.azure.data_plane.values import picture_in
 from belljar.distribution import own_version
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.outputs.displays import fitted
@@ -46,10 +50,6 @@ from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure, media_blocks
 from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
-from belljar.surfaces.foundry.calls import length_of
-from belljar.surfaces.foundry.executions import Executions, Order, Report, command_cell, exec_cell
-from belljar.surfaces.foundry.problems import json_response
-from belljar.surfaces.foundry.values import picture_in
 from belljar.surfaces.jsonrpc import read_message, refusal
 from belljar.surfaces.resources import InterpreterResources
 from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
