@@ -29,6 +29,7 @@ from belljar.runtime import Runtime
 from belljar.sandboxes.base import HostCheck
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import load_settings
+from belljar.surfaces.forwarded import ProxyNotice
 from belljar.surfaces.http import build_app, serve_http
 from belljar.surfaces.server import build_http_app
 from waiting import until
@@ -369,7 +370,7 @@ async def test_a_request_through_a_proxy_to_a_server_without_keys_is_warned_of_o
     (warning,) = [record for record in caplog.records if "came through a proxy" in record.getMessage()]
     assert "BELLJAR_API_KEYS" in warning.getMessage()
     keyed = runtime.settings.model_copy(update={"api_keys": [SecretStr("ann:sha256:" + "0" * 64)]})
-    assert build_app({}, keyed).user_middleware == []
+    assert ProxyNotice not in [middleware.cls for middleware in build_app({}, keyed).user_middleware]
 
 
 async def test_metrics_are_for_this_machine_by_default(runtime: Runtime) -> None:

@@ -67,10 +67,10 @@ def connection_limit(wanted: int) -> int:
 class ConnectionLimiter:
     """All connections of one server, and the limit on their number."""
 
-    def __init__(self, most: int, *, reserve: int = _RESERVE, unread_s: float = UNREAD_S) -> None:
+    def __init__(self, most: int, *, reserve: int = _RESERVE, unread_s: float | None = None) -> None:
         self.most = most
         self._reserved = reserve
-        self.unread_s = unread_s
+        self._unread_s = unread_s
         self._open: set[BoundedProtocol] = set()
         self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
         """Connections that have not sent a whole request, by peer, the oldest first."""
@@ -142,6 +142,10 @@ class ConnectionLimiter:
             waiting[connection] = None
         elif not waiting:
             del self._unfinished[connection.peer]
+
+    def unread_s(self) -> float:
+        """Return for how long a client may be behind with reading its answer."""
+        return UNREAD_S if self._unread_s is None else self._unread_s
 
     def abort_all(self) -> None:
         """Close every connection now."""
@@ -268,7 +272,7 @@ class BoundedProtocol(H11Protocol):
         """Return whether the connection has been in its phase for too long."""
         if self.transport.is_closing() and self.phase != "over":
             self._enter("over")
-        if self._unread_since is not None and now - self._unread_since > self._all.unread_s:
+        if self._unread_since is not None and now - self._unread_since > self._all.unread_s():
             return True
         limits = {"head": HEAD_S, "body": BODY_S + self._received / BODY_RATE, "over": LINGER_S}
         # uvicorn closes idle connections, and the application decides how long an answer takes.
