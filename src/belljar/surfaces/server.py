@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from belljar.distribution import own_version
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument, SettingsError
 from belljar.facts import hookimpl
 from belljar.plugins import Plugins
 from belljar.products import products
@@ -198,6 +198,11 @@ def _instructions(surfaces: Sequence[str]) -> str:
     }
     for product in products():
         texts |= product.instructions
+    if missing := [name for name in surfaces if name not in texts]:
+        raise SettingsError(
+            f"the surface {missing[0]} is not part of this installation of belljar",
+            hint=f"There are {', '.join(texts)}",
+        )
     return " ".join(text for name, text in texts.items() if name in surfaces)
 
 
