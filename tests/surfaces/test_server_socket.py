@@ -181,3 +181,49 @@ async def test_over_tcp_nobody_says_for_whom_they_ask(default_environment: Envir
                     refused = await client.get(path, headers={header: "local"})
                     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "forged-speaker"), path
             assert (await client.get("/health")).status_code == 200
+
+
+@asynccontextmanager
+async def made_up_server(folder: Path, status: str, body: str, kind: str = "application/json") -> AsyncGenerator[Path]:
+    """A server of another version, which gives this answer to whatever it is asked."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body.encode())
+        writer.close()
+
+    path = folder / "other.sock"
+    with ipc.reachable(path) as address:
+        async with await asyncio.start_unix_server(answer, address):
+            yield path
+
+
+async def test_what_a_newer_server_tells_more_is_passed_over(tmp_path: Path) -> None:
+    server = '{"name": "1-a", "pid": 1, "sessions": 0, "mood": "good"}'
+    health = '{"status": "ready", "checks": {}, "gauges": {}, "limits": {}, "version": "9", "more": 1, '
+    async with made_up_server(tmp_path, "200 OK", health + f'"servers": [{server}]}}') as path:
+        assert (await RemoteEngine(path).health(Access("local"))).servers[0].name == "1-a"
+
+
+async def test_events_that_only_a_newer_server_knows_are_passed_over(tmp_path: Path) -> None:
+    events = (
+        'event: session\nid: 1-a:1\ndata: {"id": "1-a:1", "kind": "session", "session_id": "s", "mood": "good"}\n\n'
+        'event: weather\nid: 1-a:2\ndata: {"id": "1-a:2", "kind": "weather"}\n\n'
+        'event: usage\nid: 1-a:3\ndata: {"id": "1-a:3", "kind": "usage"}\n\n'
+    )
+    async with made_up_server(tmp_path, "200 OK", events, "text/event-stream") as path:
+        told = [item.kind async for item in RemoteEngine(path).server_events(Access("local"))]
+    assert told == ["session", "usage"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [("200 OK", '{"status": "ready"}'), ("200 OK", "[[["), ("404 Not Found", "Not Found")]
+)
+async def test_a_server_that_answers_in_another_form_is_named_as_of_another_version(
+    tmp_path: Path, status: str, body: str
+) -> None:
+    async with made_up_server(tmp_path, status, body) as path:
+        with pytest.raises(EngineError) as refused:
+            await RemoteEngine(path).health(Access("local"))
+    assert "restart the older ones" in refused.value.hint

@@ -135,7 +135,7 @@ class RemoteAttachment:
         except httpx2.TransportError:
             raise _gone() from None
         _check(response)
-        self._attached = Attached.model_validate_json(response.content)
+        self._attached = Attached.model_validate_json(response.content, extra="ignore")
         self._count = self._attached.count
         is_read = asyncio.get_running_loop().create_future()
         self._reading = asyncio.get_running_loop().create_task(self._read(is_read))
@@ -239,7 +239,7 @@ class RemoteAttachment:
         finally:
             asking.cancel()
         _check(response)
-        reply = messages.reply_form.validate_json(response.content)
+        reply = messages.reply_form.validate_json(response.content, extra="ignore")
         if not isinstance(reply, kind):
             raise EngineError(f"the server answered a question with {reply.kind!r}")
         return reply
@@ -253,9 +253,12 @@ class RemoteAttachment:
                 async for chunk in response.aiter_bytes():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        if line.startswith(_DATA):
-                            await self._events.put(messages.event_form.validate_json(line[len(_DATA) :]))
-        except (httpx2.TransportError, ValidationError):
+                        # What this version does not know of a newer server is passed over.
+                        with suppress(ValidationError):
+                            if line.startswith(_DATA):
+                                event = messages.event_form.validate_json(line[len(_DATA) :], extra="ignore")
+                                await self._events.put(event)
+        except httpx2.TransportError:
             pass
         finally:
             if not is_read.done():

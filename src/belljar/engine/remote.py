@@ -47,6 +47,7 @@ from belljar.outputs.export_formats import ExportFormat
 from belljar.servers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0
+_VERSIONS: Final = "Servers and commands of one data directory are best of one version: restart the older ones"
 _BEYOND: Final = 416
 """The status for a range behind the end of a file, which is no error here."""
 _Event = TypeVar("_Event", ServerEvent, Followed)
@@ -269,7 +270,13 @@ class RemoteEngine(CalledEngine):
             return _file_part(response, content if arguments["length"] else b"")
         if operation.answer is None:
             return content if operation.media != JSON else None
-        found = operation.answer.model_validate_json(content)
+        try:
+            # A newer server may tell more.
+            found = operation.answer.model_validate_json(content, extra="ignore")
+        except ValidationError as error:
+            raise EngineError(
+                f"a server answered {verb} in another form than this version knows", hint=_VERSIONS
+            ) from error
         if isinstance(found, EventPage):
             return found.items, found.next is not None
         return getattr(found, operation.wrapped) if operation.wrapped else found
@@ -283,8 +290,12 @@ class RemoteEngine(CalledEngine):
                     fields[name] = value
                 elif not line and fields:
                     place = {"kind": fields.get("event", ""), "id": fields.get("id", "")}
-                    yield kind.model_validate(json.loads(fields.get("data", "{}")) | place)
-                    fields = {}
+                    data, fields = json.loads(fields.get("data", "{}")), {}
+                    try:
+                        happened = kind.model_validate(data | place, extra="ignore")
+                    except ValidationError:
+                        continue  # this version does not know what a newer server tells
+                    yield happened
 
     @asynccontextmanager
     async def _send(
@@ -364,9 +375,9 @@ def _file_part(response: httpx2.Response, content: bytes) -> FilePart:
 
 def _refusal(status: int, content: bytes) -> BelljarError:
     try:
-        detail = ApiProblem.model_validate_json(content).error
+        detail = ApiProblem.model_validate_json(content, extra="ignore").error
     except ValidationError:
-        return EngineError(f"a server answered with {status}", hint="Its log has the reason")
+        return EngineError(f"a server answered with {status}", hint=f"Its log has the reason. {_VERSIONS}")
     return named_error(f"{detail.code}: {detail.message}", detail.hint)
 
 
