@@ -16,7 +16,7 @@ from belljar.models import SessionInfo
 from belljar.servers import HTTP_SOCKET, is_living
 
 _EARLIER = "operator.sock"
-"""The socket of a server of a version before 0.2, which speaks another protocol."""
+"""The socket of a server of an earlier version, which speaks another protocol."""
 TIMEOUT_S = 2.0
 _PREFIX = "/api/v1"
 

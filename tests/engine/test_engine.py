@@ -12,7 +12,14 @@ from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.many import servers_of
 from belljar.engine.models import Followed, ServerEvent
 from belljar.environments import Environment
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, VariableMissing
+from belljar.errors import (
+    BelljarError,
+    ExecutionNotFound,
+    InvalidArgument,
+    InvalidPath,
+    SessionNotFound,
+    VariableMissing,
+)
 from belljar.executions.cell import make_cell
 from belljar.kernels.base import Kernel
 from belljar.runtime import Runtime
@@ -142,6 +149,35 @@ async def refusal(call: object) -> BelljarError:
     with pytest.raises(BelljarError) as caught:
         await call  # pyright: ignore[reportGeneralTypeIssues]
     return caught.value
+
+
+async def test_no_id_reaches_more_than_what_it_names(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    await engine.write_file(OPERATOR, session_id, "kept.txt", b"kept")
+    forged = ["", "..", "a?b", "#", "a\x00", "\ud800", "x" * 100_000]
+    forged += [f"{session_id}/{rest}" for rest in ("files/kept.txt", "executions", "../x", "")]
+    for one in forged:
+        for call in (engine.session, engine.end, engine.interrupt, engine.files):
+            with pytest.raises(SessionNotFound):
+                await call(OPERATOR, one)
+        for call in (engine.execution, engine.result, engine.calls):
+            with pytest.raises(ExecutionNotFound):
+                await call(OPERATOR, one)
+    assert (await engine.read_part(OPERATOR, session_id, "kept.txt", 0, 9)).content == b"kept"
+
+
+async def test_texts_that_are_no_unicode_and_overlong_ones_are_refused_in_words(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    for call in (
+        engine.run_cell(OPERATOR, session_id, "'\ud800'"),
+        engine.run_cell(OPERATOR, session_id, "1", key="a\nb"),
+        engine.write_file(OPERATOR, session_id, "\udcff.txt", b""),
+        engine.executions(OPERATOR, session_id, "x" * 100_000),
+    ):
+        with pytest.raises((InvalidArgument, InvalidPath)):
+            await call
+    assert (await engine.executions(OPERATOR, session_id)).items == []
+    assert (await engine.files(OPERATOR, session_id)).items == []
 
 
 async def test_forged_cursors_are_refused(engine: Engine, agent: Caller) -> None:

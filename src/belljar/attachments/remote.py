@@ -4,6 +4,7 @@ Finds the server and the session, and is the client of `surfaces/attachment_api.
 """
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -227,7 +228,9 @@ class RemoteAttachment:
     async def _ask(self, request: Request, kind: type[_Reply]) -> _Reply:
         if self._reading is None or self._reading.done():
             raise _gone()
-        asking = asyncio.ensure_future(self._client.post(f"{self._path()}/messages", content=request.model_dump_json()))
+        asking = asyncio.ensure_future(
+            self._client.post(f"{self._path()}/messages", content=json.dumps(request.model_dump()))
+        )
         try:
             # With the stream the attachment is gone, and whoever waits for an answer is told.
             await asyncio.wait({asking, self._reading}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,6 +4,7 @@ Over the socket of a server of this user, who says for whom they ask. Knows noth
 """
 
 import json
+import re
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -40,7 +41,15 @@ from belljar.engine.models import (
     VariableList,
 )
 from belljar.engine.operations import IN_PATH, JSON, OPERATIONS, PREFIX, ApiProblem, EventPage, Operation
-from belljar.errors import BelljarError, EngineError, named_error
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    SessionNotFound,
+    named_error,
+)
 from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
@@ -48,6 +57,8 @@ from belljar.servers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0
 _VERSIONS: Final = "Servers and commands of one data directory are best of one version: restart the older ones"
+_MOST_ID_CHARS: Final = 400
+_ABSENCES: Final[dict[str, type[BelljarError]]] = {"session_id": SessionNotFound, "execution_id": ExecutionNotFound}
 _BEYOND: Final = 416
 """The status for a range behind the end of a file, which is no error here."""
 _Event = TypeVar("_Event", ServerEvent, Followed)
@@ -319,6 +330,8 @@ class RemoteEngine(CalledEngine):
                     if response.status_code >= 400 and response.status_code != _BEYOND:
                         raise _refusal(response.status_code, await response.aread())
                     yield response
+        except httpx2.InvalidURL as error:
+            raise InvalidArgument(f"an argument of {operation.verb} is too long", hint="Pass a shorter one") from error
         except (httpx2.TransportError, OSError) as error:
             raise ServerGone("a server has hung up, or does not answer") from error
 
@@ -340,7 +353,7 @@ def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(wanted := left.pop("wanted", None), SessionFilter):
         left |= asdict(wanted)
     request: dict[str, Any] = {
-        "url": PREFIX + IN_PATH.sub(lambda part: _in_path(str(left.pop(part[1]))), operation.path)
+        "url": PREFIX + IN_PATH.sub(lambda part: _in_path(part, left.pop(part[1])), operation.path)
     }
     match operation.verb:
         case "read_part":
@@ -352,20 +365,49 @@ def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
         case "write_file":
             request["content"] = left.pop("content")
         case "run_cell":
-            request["headers"] = {"Idempotency-Key": key} if (key := left.pop("key")) else {}
+            request["headers"] = {"Idempotency-Key": _checked_key(key)} if (key := left.pop("key")) else {}
         case _:
             pass
     if operation.query:
         named = {name: known.argument or name for name, known in operation.query.items()}
-        request["params"] = {name: left.pop(argument) for name, argument in named.items() if argument in left}
+        request["params"] = {name: _text(left.pop(argument)) for name, argument in named.items() if argument in left}
     if operation.body is not None:
-        request["json"] = left
+        # In ASCII: a lone surrogate gets there, and the server says what is wrong with it.
+        request["content"] = json.dumps(left).encode()
     return request
 
 
-def _in_path(value: str) -> str:
-    """Return a text as part of a path. Dots are hidden, because clients resolve `..` in URLs before they send them."""
-    return quote(value, safe="/").replace(".", "%2E")
+def _in_path(part: re.Match[str], value: object) -> str:
+    """Return an argument as part of a path.
+
+    What cannot be one segment is refused as what does not exist, because with a slash in it, it would be another path:
+    the id of a session must not reach a file of one. Dots are hidden, because clients resolve `..` before they send.
+    """
+    text = str(value)
+    if ":path" not in part[0] and not (0 < len(text) <= _MOST_ID_CHARS and "/" not in text and _is_unicode(text)):
+        absence = _ABSENCES.get(part[1], FileMissing)
+        raise absence(f"{part[1].removesuffix('_id')} {text[:64]!r} does not exist")
+    return quote(_text(text), safe="/").replace(".", "%2E")
+
+
+def _text(value: str) -> str:
+    """Return a text for a URL, or refuse one that none can have."""
+    if not _is_unicode(str(value)):
+        raise InvalidArgument(f"{str(value)[:64]!r} is not valid Unicode", hint="Leave the lone surrogates out")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _checked_key(key: str) -> str:
+    """Return an idempotency key as a header has it."""
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidArgument(
+            f"the key {key[:64]!r} cannot be sent", hint="Pass printable ASCII characters, such as a UUID"
+        )
+    return key
 
 
 def _file_part(response: httpx2.Response, content: bytes) -> FilePart:
