@@ -20,7 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_metrics
 from pydantic import SecretStr
 
-from belljar import measures
+from belljar import metrics
 from belljar.egress.proxy import open_proxy
 from belljar.environments import Environment
 from belljar.errors import SettingsError
@@ -226,12 +226,12 @@ async def test_sessions_executions_and_calls_are_counted(runtime: Runtime) -> No
 
 
 async def test_histograms_are_cumulative_and_end_with_everything(runtime: Runtime) -> None:
-    measures.tool_calls.observe(0.0, "execute_code", "ok")
-    measures.tool_calls.observe(1e6, "execute_code", "ok")
+    metrics.tool_calls.observe(0.0, "execute_code", "ok")
+    metrics.tool_calls.observe(1e6, "execute_code", "ok")
     async with served(runtime) as url:
         found = await scrape(url)
     name, labels = "belljar_tool_call_seconds", {"tool": "execute_code", "outcome": "ok"}
-    bounds = [*(f"{bound:g}" for bound in measures.CALL_BOUNDS), "+Inf"]
+    bounds = [*(f"{bound:g}" for bound in metrics.CALL_BOUNDS), "+Inf"]
     counts = [of(found, f"{name}_bucket", le=bound, **labels) for bound in bounds]
     assert counts == sorted(counts)
     assert counts[0] >= 1
@@ -243,7 +243,7 @@ async def test_kernels_are_counted_by_how_they_came(default_environment: Environ
     kinds = ("cold", "forked", "pool", "refill", "jupyter")
 
     def counts() -> dict[str, int]:
-        return {kind: sum(measures.kernel_starts.series[kind,].counts) for kind in kinds}
+        return {kind: sum(metrics.kernel_starts.series[kind,].counts) for kind in kinds}
 
     before = counts()
     plain = opened_runtime(default_environment, tmp_path, pool_size=0)
@@ -273,9 +273,9 @@ async def test_checkpoints_rewinds_sleep_and_waking_are_counted(
     default_environment: Environment, tmp_path: Path
 ) -> None:
     chosen: dict[str, Any] = {"fork_start": True, "hibernate": True, "session_idle_s": 3600}
-    taken, rewound = measures.checkpoints.values[()], measures.rewinds.values[()]
-    slept, woken = measures.hibernations.values["all",], measures.sessions_opened.values["woken",]
-    forks = measures.sessions_opened.values["fork",]
+    taken, rewound = metrics.checkpoints.values[()], metrics.rewinds.values[()]
+    slept, woken = metrics.hibernations.values["all",], metrics.sessions_opened.values["woken",]
+    forks = metrics.sessions_opened.values["fork",]
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
         await until_warm(runtime)
         first = await caller.execute("x = 1")
@@ -288,17 +288,17 @@ async def test_checkpoints_rewinds_sleep_and_waking_are_counted(
         async with app_client(runtime) as client:
             asleep = of(samples((await client.get("/metrics")).text), "belljar_sessions_asleep")
         assert (await caller.execute("y", first.session_id)).result == "2"
-    assert measures.checkpoints.values[()] > taken
-    assert measures.rewinds.values[()] == rewound + 1
+    assert metrics.checkpoints.values[()] > taken
+    assert metrics.rewinds.values[()] == rewound + 1
     assert kept >= 1
     assert asleep >= 1
-    assert measures.hibernations.values["all",] > slept
-    assert measures.sessions_opened.values["woken",] == woken + 1
-    assert measures.sessions_opened.values["fork",] == forks + 1
+    assert metrics.hibernations.values["all",] > slept
+    assert metrics.sessions_opened.values["woken",] == woken + 1
+    assert metrics.sessions_opened.values["fork",] == forks + 1
 
 
 async def test_refusals_are_counted_by_their_kind(default_environment: Environment, tmp_path: Path) -> None:
-    counts = measures.refusals.values
+    counts = metrics.refusals.values
     before = dict(counts)
     async with opened_runtime(default_environment, tmp_path, max_sessions=1) as runtime:
         async with connected(runtime) as caller:
@@ -325,14 +325,14 @@ async def test_refusals_are_counted_by_their_kind(default_environment: Environme
 
 
 async def test_a_journal_that_fails_is_counted(tmp_path: Path) -> None:
-    before = measures.journal_failures.values[()]
+    before = metrics.journal_failures.values[()]
     with open_journal(tmp_path / "journal.sqlite") as journal:
         journal.undo(["1"])
-        assert measures.journal_failures.values[()] == before
+        assert metrics.journal_failures.values[()] == before
         with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
             other.execute("DROP TABLE executions")
         journal.undo(["1"])
-    assert measures.journal_failures.values[()] == before + 1
+    assert metrics.journal_failures.values[()] == before + 1
 
 
 async def test_no_number_names_a_session_a_caller_or_what_a_caller_sent(runtime: Runtime) -> None:
@@ -435,7 +435,7 @@ def test_another_choice_is_refused_by_name() -> None:
 
 
 def test_counting_costs_less_than_two_microseconds() -> None:
-    counter = measures.Counter("x", "", ("a",))
-    histogram = measures.Histogram("y", "", ("a",), bounds=measures.CALL_BOUNDS)
+    counter = metrics.Counter("x", "", ("a",))
+    histogram = metrics.Histogram("y", "", ("a",), bounds=metrics.CALL_BOUNDS)
     for count in (lambda: counter.add("b"), lambda: histogram.observe(0.02, "b")):
         assert min(timeit.repeat(count, number=2_000, repeat=10)) / 2_000 < 2e-6

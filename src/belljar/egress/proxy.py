@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from belljar import measures
+from belljar import metrics
 from belljar.egress.rules import Rule, authority, parse_port, plain_host
 from belljar.egress.session_sockets import SessionSocket, open_socket_server
 from belljar.ipc import Conversations
@@ -373,7 +373,7 @@ class Proxy:
     def _note(self, refused: ProxyRefusal) -> None:
         """Log each refused host and port once, because a cell that tries for ever must not fill the log."""
         self.traffic.refusals += 1
-        measures.refusals.add("egress")
+        metrics.refusals.add("egress")
         if refused.place and refused.place not in self._facts_by_place and len(self._facts_by_place) < 100:
             self._facts_by_place[refused.place] = refused.fact
             log.warning("session %s: %s", self._session_id, refused.fact, extra={"session_id": self._session_id})

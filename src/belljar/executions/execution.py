@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from belljar import logs, measures
+from belljar import logs, metrics
 from belljar.change_signal import ChangeSignal
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_descriptors
 from belljar.executions.cell import Cell
@@ -327,7 +327,7 @@ class Execution:
                 await (self._follow_resumed(self._resumed) if self._resumed is not None else self._run_in_turn())
         except BelljarError as error:
             if isinstance(error, Busy):
-                measures.refusals.add("admission")
+                metrics.refusals.add("admission")
             self._outcome = Outcome(status="rejected", cause=f"{error.code}: {error}")
         except asyncio.CancelledError:
             if self._stopper is None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from belljar import measures
+from belljar import metrics
 from belljar.errors import KernelDied
 from belljar.executions.transcript import Transcript
 from belljar.executions.working_folder import DiskQuota
@@ -368,9 +368,9 @@ def _reported_calls(calls: Sequence[CallRecord], outcome: Outcome) -> list[ToolC
 def measure(result: ExecutionResult, span: ExecutionSpan) -> None:
     """Count a result that is final, and end its span."""
     usage = result.usage
-    measures.executions.add(result.status)
-    measures.execution_queue.observe(usage.queue_s)
-    measures.execution_wall.observe(usage.wall_s)
+    metrics.executions.add(result.status)
+    metrics.execution_queue.observe(usage.queue_s)
+    metrics.execution_wall.observe(usage.wall_s)
     span.finish(
         result.status,
         is_failure=not result.success,

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
-from belljar import measures
+from belljar import metrics
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import iso
@@ -106,7 +106,7 @@ class Trimmer:
                 break
             if (found := owner.next_output(connection)) is not None:
                 self._drop(connection, *found)
-                measures.outputs_dropped.add()
+                metrics.outputs_dropped.add()
                 dropped += 1
             elif (execution_id := owner.next_code(connection)) is not None:
                 notice = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"

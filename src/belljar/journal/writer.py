@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from belljar import measures
+from belljar import metrics
 from belljar.errors import Busy
 from belljar.journal.damage import PRIMARY_CODE, damaged, is_damage
 
@@ -198,7 +198,7 @@ class JournalWriter:
         if self._is_told or is_moment:
             return
         self._is_told = True
-        measures.journal_failures.add()
+        metrics.journal_failures.add()
         if not self.damage:
             log.error("the journal cannot be written, so executions wait in memory to be kept: %s", error)
 
@@ -280,5 +280,5 @@ def _is_lock(error: sqlite3.Error) -> bool:
 
 
 def _report_invalid(error: sqlite3.Error) -> None:
-    measures.journal_failures.add()
+    metrics.journal_failures.add()
     log.error("the journal refuses a change: %s", error)

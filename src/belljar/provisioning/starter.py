@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar import measures
+from belljar import metrics
 from belljar.egress.session_sockets import SessionSocket
 from belljar.environments import Environment
 from belljar.errors import BelljarError, CopyRefused, KernelDied, KernelStartFailed, SandboxUnavailable
@@ -129,9 +129,9 @@ class KernelStarter:
         try:
             kernel, kind = await self._start(name, folders)
         except BelljarError:
-            measures.kernel_start_failures.add()
+            metrics.kernel_start_failures.add()
             raise
-        measures.kernel_starts.observe(time.perf_counter() - began_at, "refill" if is_ahead else kind)
+        metrics.kernel_starts.observe(time.perf_counter() - began_at, "refill" if is_ahead else kind)
         return kernel
 
     async def _start(self, name: str, folders: KernelFolders) -> tuple[Kernel, str]:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from belljar import measures
+from belljar import metrics
 from belljar.errors import BelljarError, NoCheckpoint
 from belljar.files.snapshots import RestoreReport, Snapshots
 from belljar.journal.journal import Journal
@@ -183,7 +183,7 @@ class Checkpoints:
         self._checkpoints.append(
             Checkpoint(fresh or kernel, process, variables, label, "" if report.is_complete else report.reason)
         )
-        measures.checkpoints.add()
+        metrics.checkpoints.add()
         self.watcher.on_change(self._checkpoints[-1])
         await self._apply_limits(kernel)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar import measures
+from belljar import metrics
 from belljar.change_signal import ChangeLog
 from belljar.errors import Busy, JournalDamaged
 from belljar.files.fd_walk import disarm, remove_tree
@@ -152,7 +152,7 @@ class SessionCloser:
         saved = "its variables are still on disk" if session.folders.state.exists() else "its variables are lost"
         outcome = f"{len(report.kept)} variables kept" if report else saved
         self._changes.publish("session", "asleep", session.id, session.principal)
-        measures.hibernations.add("files" if report is None else "some" if report.lost else "all")
+        metrics.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=session.log_ids)
 
     async def detach(self, session: Session, end: str) -> None:

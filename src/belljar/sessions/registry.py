@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from belljar import measures, spans
+from belljar import metrics, spans
 from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
@@ -150,8 +150,8 @@ class Registry:
         self._record_new(session)
         if pooled is not None:
             session.session_kernel.adopt(pooled.kernel, is_fresh=True)
-            measures.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
-        measures.sessions_opened.add("new")
+            metrics.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
+        metrics.sessions_opened.add("new")
         return session
 
     def _new_folders(self, environment: str, *, is_pooled: bool) -> SessionFolders:
@@ -185,7 +185,7 @@ class Registry:
             session.session_kernel.variables = forked.variables
             session.guard.inherit(origin.guard)
             self.records.record_use(session.id, forked.variables)
-            measures.sessions_opened.add("fork")
+            metrics.sessions_opened.add("fork")
         variables, lost = list(forked.variables), forked.lost
         return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
 
@@ -196,7 +196,7 @@ class Registry:
         self.records.take_over(entry.id)
         session = self._open(folders, entry.principal, entry.environment, entry.reason, token_log=token_log)
         resumption.take_over(session, entry, kernel)
-        measures.sessions_opened.add("kept")
+        metrics.sessions_opened.add("kept")
         self.changes.publish("session", "woken", session.id, session.principal)
         log.info("session %s goes on with its variables", entry.id, extra=session.log_ids)
         return session
@@ -398,7 +398,7 @@ class Registry:
         folders.make()
         session = self._open(folders, principal, entry.environment, entry.reason)
         resumption.wake(session, entry)
-        measures.sessions_opened.add("woken")
+        metrics.sessions_opened.add("woken")
         self.changes.publish("session", "woken", session_id, principal)
         log.info("session %s is awake again", session_id, extra=session.log_ids)
         return session

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from belljar import measures
+from belljar import metrics
 from belljar.errors import BelljarError, KernelStartFailed
 from belljar.executions.outcome import KernelLoss, StateLossNotice, killed_text
 from belljar.executions.working_folder import DiskQuota
@@ -253,7 +253,7 @@ class SessionKernel:
             raise KernelStartFailed("the earlier state ended when it took the place of the present one")
         self.variables = checkpoint.variables
         self._loss = None
-        measures.rewinds.add()
+        metrics.rewinds.add()
         return [*lost, *checkpoint.process.lost]
 
     async def _restore(self, checkpoint: Checkpoint) -> Kernel:

@@ -25,7 +25,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from belljar import ipc, measures
+from belljar import ipc, metrics
 from belljar.errors import out_of_descriptors
 from belljar.surfaces.auth import current_principal
 
@@ -332,7 +332,7 @@ class CallerShares:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             caller = current_principal()
             if self._under_way[caller] >= self._most:
-                measures.refusals.add("admission")
+                metrics.refusals.add("admission")
                 await self._refusal()(scope, receive, send)
                 return
             self._under_way[caller] += 1

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from belljar import measures
+from belljar import metrics
 from belljar.distribution import own_version
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
@@ -197,7 +197,7 @@ class CountedRefusals:
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in (401, 403, 421):
                 is_challenge = any(name == b"www-authenticate" for name, _ in message["headers"])
-                measures.refusals.add("auth" if is_challenge else "host")
+                metrics.refusals.add("auth" if is_challenge else "host")
             await send(message)
 
         await self._app(scope, receive, send_and_count)
@@ -315,13 +315,13 @@ def _families(current: list[Gauge]) -> "Iterator[Metric]":
         for label, value in gauge.values.items():
             family.add_metric([label] if gauge.label else [], value)
         yield family
-    for counter in measures.COUNTERS:
+    for counter in metrics.COUNTERS:
         family = CounterMetricFamily(counter.name, counter.meaning, labels=counter.labels)
         # Copied first, because the event loop goes on counting.
         for labels, count in counter.values.copy().items():
             family.add_metric(labels, count)
         yield family
-    for histogram in measures.HISTOGRAMS:
+    for histogram in metrics.HISTOGRAMS:
         family = HistogramMetricFamily(histogram.name, histogram.meaning, labels=histogram.labels)
         for labels, series in histogram.series.copy().items():
             family.add_metric(labels, _buckets(histogram.bounds, series.counts[:]), series.sum)

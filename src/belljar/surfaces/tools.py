@@ -22,7 +22,7 @@ from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
-from belljar import logs, measures, spans
+from belljar import logs, metrics, spans
 from belljar.errors import BelljarError, Busy, InvalidArgument, out_of_descriptors
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -162,7 +162,7 @@ class RequestTracing(ServerMiddleware[Any]):
                 return answer
             finally:
                 if tool is not None:
-                    measures.tool_calls.observe(time.perf_counter() - began_at, tool, outcome)
+                    metrics.tool_calls.observe(time.perf_counter() - began_at, tool, outcome)
 
     def _tool(self, ctx: ServerRequestContext[Any, Any]) -> str | None:
         """Return the tool that is called, or `_UNKNOWN`: names that a caller makes up are not recorded."""
@@ -193,7 +193,7 @@ def note_refusal(error: BelljarError) -> None:
     """Record that the current request is refused."""
     spans.note_failure(error.code)
     if isinstance(error, Busy):
-        measures.refusals.add("admission")
+        metrics.refusals.add("admission")
 
 
 def wrong_arguments(tool: str, schema: Schema, arguments: Mapping[str, Any], error: ValidationError) -> InvalidArgument:

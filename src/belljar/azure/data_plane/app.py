@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar import logs, measures, spans
+from belljar import logs, metrics, spans
 from belljar.azure.data_plane.calls import Address, Call, number, read_address, word
 from belljar.azure.data_plane.description import description
 from belljar.azure.data_plane.executions import (
@@ -106,7 +106,7 @@ class FoundryApp:
                 response = (problem_of(named) if named is not None else internal_problem()).response()
             if outcome == "error":
                 spans.fail_if_unset(span, "refused")
-            measures.tool_calls.observe(time.perf_counter() - began_at, name, outcome)
+            metrics.tool_calls.observe(time.perf_counter() - began_at, name, outcome)
             return response
 
     def _routes(self, call: Call) -> Methods | None:

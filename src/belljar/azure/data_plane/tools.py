@@ -36,7 +36,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar import logs, measures, spans
+from belljar import logs, metrics, spans
 from belljar.azure.data_plane.calls import length_of
 from belljar.azure.data_plane.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.azure.data_plane.problems import json_response
@@ -309,7 +309,7 @@ class PlainRpc:
             return {"content": [{"type": "text", "text": str(error)}], "isError": True}
         finally:
             is_plain.reset(token)
-            measures.tool_calls.observe(time.perf_counter() - began_at, name, outcome)
+            metrics.tool_calls.observe(time.perf_counter() - began_at, name, outcome)
 
 
 def _result(answer: CallToolResult, request_id: RequestId) -> dict[str, Any] | JSONRPCError:
