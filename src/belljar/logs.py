@@ -21,7 +21,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final, Literal, TextIO
 
-from belljar import spans
+from belljar import tracing
 
 Format = Literal["text", "json"]
 
@@ -122,7 +122,7 @@ class JsonLines(logging.Formatter):
             "message": _message(record),
             **(_current.get() or {}),
             **{name: getattr(record, name) for name in ID_FIELDS if hasattr(record, name)},
-            **spans.current_ids(),
+            **tracing.current_ids(),
         }
         if raised := _raised(record):
             fields["exception"] = raised

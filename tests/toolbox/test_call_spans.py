@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from upstream_calls import Person, call, connected, said, told
 
-from belljar import spans
+from belljar import tracing
 from belljar.toolbox.direct_calls import FIRST_NUMBER
 from belljar.toolbox.server_config import StdioServer
 
@@ -31,7 +31,7 @@ def anyio_backend() -> str:
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Generator[InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("belljar"))
+    monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("belljar"))
     yield exporter
     provider.shutdown()
 

@@ -47,9 +47,9 @@ from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
 from belljar.sandboxes.base import Incident
-from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallLog, CallRecord, Question, QuestionReply
 from belljar.toolbox.broker import Broker
+from belljar.tracing import ExecutionSpan
 
 log = logging.getLogger(__name__)
 

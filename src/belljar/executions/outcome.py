@@ -20,8 +20,8 @@ from belljar.models import ExecutionResult, FileReference, State, Status, ToolCa
 from belljar.outputs.events import Event, Finished, Raised
 from belljar.provisioning.gpus import SessionGpus
 from belljar.sandboxes.base import Incident
-from belljar.spans import ExecutionSpan
 from belljar.toolbox.base import CallRecord, most_telling
+from belljar.tracing import ExecutionSpan
 
 Reason = Literal["timeout", "interrupted", "disk_full"]
 ON_REQUEST = "on request"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from belljar import metrics, spans
+from belljar import metrics, tracing
 from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
@@ -317,7 +317,7 @@ class Registry:
             else None,
         )
         self._sessions[session.id] = session
-        spans.annotate(session_id=session.id)
+        tracing.annotate(session_id=session.id)
         return session
 
     def _record_new(self, session: Session) -> None:
@@ -346,7 +346,7 @@ class Registry:
         if session is None or session.principal != principal:
             raise self._absence(session_id, principal)
         session.lease.touch()
-        spans.annotate(session_id=session.id)
+        tracing.annotate(session_id=session.id)
         return session
 
     def notice(self, execution: Execution) -> SessionNotice | None:

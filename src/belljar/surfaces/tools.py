@@ -22,7 +22,7 @@ from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
-from belljar import logs, metrics, spans
+from belljar import logs, metrics, tracing
 from belljar.errors import BelljarError, Busy, InvalidArgument, out_of_descriptors
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -152,11 +152,11 @@ class RequestTracing(ServerMiddleware[Any]):
         tool = self._tool(ctx)
         began_at = time.perf_counter()
         outcome = "error"
-        with logs.about(principal=current_principal()), spans.request_span(ctx.method, tool, _carriers(ctx)) as span:
+        with logs.about(principal=current_principal()), tracing.request_span(ctx.method, tool, _carriers(ctx)) as span:
             try:
                 answer = await call_next(ctx)
                 if _is_error(answer):
-                    spans.fail_if_unset(span, "tool_error")
+                    tracing.fail_if_unset(span, "tool_error")
                 else:
                     outcome = "ok"
                 return answer
@@ -191,7 +191,7 @@ def _carriers(ctx: ServerRequestContext[Any, Any]) -> tuple[Mapping[str, object]
 
 def note_refusal(error: BelljarError) -> None:
     """Record that the current request is refused."""
-    spans.note_failure(error.code)
+    tracing.note_failure(error.code)
     if isinstance(error, Busy):
         metrics.refusals.add("admission")
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from opentelemetry.context import Context
 
-from belljar import spans
+from belljar import tracing
 from belljar.errors import BelljarError, PluginFailed
 from belljar.facts import CallEnd, ToolCallFacts, Verdict
 from belljar.plugins import Plugins
@@ -203,7 +203,7 @@ class Broker:
     @contextmanager
     def attribute_calls_to(self, caller: Caller, call_log: CallLog | None = None) -> Generator[CallLog]:
         """Attribute the calls that start within the block to this execution."""
-        self._calls = calls = ExecutionCalls(caller, call_log or CallLog(), spans.current_trace())
+        self._calls = calls = ExecutionCalls(caller, call_log or CallLog(), tracing.current_trace())
         self.resume()
         try:
             yield calls.call_log
@@ -392,7 +392,7 @@ class Broker:
     async def _send(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
         questions = CallQuestions(calls, tool.server, self._redact)
         try:
-            with spans.within_trace(calls.trace):
+            with tracing.within_trace(calls.trace):
                 answer = await self._catalogue.upstreams.call(
                     tool.server, tool.name, arguments, on_progress=self._progress_callback(calls, tool), ask=questions
                 )

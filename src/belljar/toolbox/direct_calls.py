@@ -23,7 +23,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CONNECTION_CLOSED
 from pydantic_core import from_json
 
-from belljar import spans
+from belljar import tracing
 from belljar.ipc import Line, Lines, Overlong
 from belljar.json_values import TooManyValues, check_values
 from belljar.toolbox.answers import TOO_LARGE
@@ -253,7 +253,7 @@ class DirectCalls:
         if (outlet := self._outlet) is None:
             raise _closed()
         number = next(self._numbers)
-        with spans.outgoing_span("tools/call", tool, number) as trace_context:
+        with tracing.outgoing_span("tools/call", tool, number) as trace_context:
             meta = {**self._meta, **trace_context, "progressToken": number}
             return await self._exchange(
                 outlet, number, {"name": tool, "arguments": arguments, "_meta": meta}, on_progress

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar import logs, metrics, spans
+from belljar import logs, metrics, tracing
 from belljar.azure.data_plane.calls import Address, Call, number, read_address, word
 from belljar.azure.data_plane.description import description
 from belljar.azure.data_plane.executions import (
@@ -84,7 +84,7 @@ class FoundryApp:
         began_at, name, outcome = time.perf_counter(), "unknown", "error"
         with (
             logs.about(principal=current_principal()),
-            spans.request_span("foundry", None, (request.headers,)) as span,
+            tracing.request_span("foundry", None, (request.headers,)) as span,
         ):
             try:
                 call = Call(request, address)
@@ -105,7 +105,7 @@ class FoundryApp:
                     log.exception("a request to the data plane failed inside belljar")
                 response = (problem_of(named) if named is not None else internal_problem()).response()
             if outcome == "error":
-                spans.fail_if_unset(span, "refused")
+                tracing.fail_if_unset(span, "refused")
             metrics.tool_calls.observe(time.perf_counter() - began_at, name, outcome)
             return response
 

@@ -36,7 +36,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar import logs, metrics, spans
+from belljar import logs, metrics, tracing
 from belljar.azure.data_plane.calls import length_of
 from belljar.azure.data_plane.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.azure.data_plane.problems import json_response
@@ -297,7 +297,7 @@ class PlainRpc:
         began_at, outcome = time.perf_counter(), "error"
         token = is_plain.set(True)
         try:
-            with spans.request_span(message.method, name, (request.headers,)):
+            with tracing.request_span(message.method, name, (request.headers,)):
                 answer = await self._server.call_tool(name, cast("dict[str, Any]", arguments or {}))
             if not isinstance(answer, CallToolResult):
                 return refusal(

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from tool_cells import runtime_with_tools
 
-from belljar import spans
+from belljar import tracing
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 from belljar.surfaces.http import serve_http
@@ -53,7 +53,7 @@ class Exported:
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Generator[Exported]:
     exported = Exported()
-    monkeypatch.setattr(spans, "_tracer", exported.provider.get_tracer("belljar"))
+    monkeypatch.setattr(tracing, "_tracer", exported.provider.get_tracer("belljar"))
     yield exported
     exported.provider.shutdown()
 
@@ -220,7 +220,7 @@ async def test_filling_the_pool_is_no_part_of_the_call_that_emptied_it(runtime: 
 
     async def noticing(*args: Any, **options: Any) -> Any:
         if options.get("is_ahead"):
-            traces.append(spans.current_ids())
+            traces.append(tracing.current_ids())
         return await start(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -237,4 +237,4 @@ async def test_filling_the_pool_is_no_part_of_the_call_that_emptied_it(runtime: 
 async def test_without_an_sdk_nothing_happens(runtime: Runtime) -> None:
     async with connected(runtime) as caller:
         assert (await caller.execute("1 + 1")).result == "2"
-    assert spans.current_ids() == {}
+    assert tracing.current_ids() == {}
