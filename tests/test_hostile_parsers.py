@@ -12,12 +12,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from belljar.azure.data_plane.values import read_value
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
-from belljar.outputs import terminal_text
+from belljar.outputs import terminal_text, tracebacks
 from belljar.outputs.export_formats import as_python
 from belljar.outputs.html import highlighted
 from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.skills import front_matter
-from belljar.surfaces import jsonrpc, tracebacks
+from belljar.surfaces import jsonrpc
 from belljar.toolbox import session_server
 from belljar.workflows.text import read_text
 from growth import TIMES, growth

@@ -215,7 +215,7 @@ def is_in(members: Any, character: str) -> bool:
 def test_patterns_are_found_in_modules_in_tables_and_in_functions(patterns: list[Found]) -> None:
     places = {found.place for found in patterns}
     assert len(places) > 130
-    assert {"belljar.surfaces.tracebacks._FILE", "belljar.skills.front_matter._SCALARS"} <= places
+    assert {"belljar.outputs.tracebacks._FILE", "belljar.skills.front_matter._SCALARS"} <= places
     assert any(place.startswith("surfaces/rest.py:") for place in places)
 
 

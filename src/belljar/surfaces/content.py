@@ -26,8 +26,8 @@ from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
 from belljar.outputs.forms import WIDGET, form_of
 from belljar.outputs.imitations import disarmed, disarmed_around
+from belljar.outputs.tracebacks import short_traceback, short_warnings, without_cell_file
 from belljar.sandboxes.base import WORKSPACE
-from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
 
 Structured = Literal["auto", "always", "never"]
 ReadDisplay = Callable[[str], bytes | None]

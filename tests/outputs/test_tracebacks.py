@@ -1,6 +1,6 @@
 """Tracebacks and warnings as a model reads them."""
 
-from belljar.surfaces.tracebacks import short_traceback, short_warnings, without_cell_file
+from belljar.outputs.tracebacks import short_traceback, short_warnings, without_cell_file
 
 HEADING = "KeyError                                  Traceback (most recent call last)"
 SITE = "/srv/belljar/environments/default-1/lib/python3.11/site-packages"
