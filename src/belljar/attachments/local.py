@@ -32,8 +32,8 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.models import OutputEvent
 from belljar.outputs.events import CommMessage, Event, Notice
 from belljar.outputs.forms import ReadDisplay
-from belljar.outputs.imitations import StreamDisarmer
 from belljar.outputs.jupyter_messages import OutputKind, ending, output_at_once, output_of
+from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

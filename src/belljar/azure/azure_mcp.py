@@ -22,7 +22,7 @@ from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import has_id_form
 from belljar.models import ExecutionResult
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import container_note
 from belljar.sessions.session import Session

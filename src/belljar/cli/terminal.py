@@ -14,7 +14,7 @@ from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.forms import is_readable
-from belljar.outputs.imitations import StreamDisarmer
+from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import LineFolder
 
 INTERRUPTED = 130

@@ -18,7 +18,7 @@ from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.forms import DRAWN, FRAMED, PAGE, READ, form_of, is_readable
 from belljar.outputs.html import LEAST_PIXELS, MAX_PIXELS, frame_height, highlighted
-from belljar.outputs.imitations import StreamDisarmer
+from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
 _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")

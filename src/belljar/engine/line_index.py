@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from belljar.files.private import make_folder, write_file
 from belljar.models import Model
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 
 MARK_EVENTS = 1_000
 MARK_CHARS = 256 * 1024

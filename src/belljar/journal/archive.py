@@ -23,8 +23,8 @@ from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.journal.writer import LAST_BUSY_S
 from belljar.models import OutputEvent
 from belljar.outputs.displays import read_display
-from belljar.outputs.imitations import disarmed_around
 from belljar.outputs.notebook import NotebookCell
+from belljar.outputs.spoofed_notices import disarmed_around
 from belljar.outputs.terminal_text import LineFolder
 
 _SHOWN = 5

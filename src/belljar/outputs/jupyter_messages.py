@@ -6,8 +6,8 @@ from typing import Any, Literal, cast
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.events import ClearOutput, CommKind, CommMessage, DisplayData, Event, Notice, Raised, Stream
 from belljar.outputs.forms import ReadDisplay, error_fields, mime_bundle
-from belljar.outputs.imitations import disarmed
 from belljar.outputs.notebook import BROKEN_OFF
+from belljar.outputs.spoofed_notices import disarmed
 
 OutputKind = (
     Literal["stream", "display_data", "update_display_data", "clear_output", "execute_result", "error"] | CommKind

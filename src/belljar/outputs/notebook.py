@@ -9,7 +9,7 @@ from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.budget import within_budget
 from belljar.outputs.events import Notice
 from belljar.outputs.forms import ReadDisplay, error_fields, mime_bundle
-from belljar.outputs.imitations import disarmed_around
+from belljar.outputs.spoofed_notices import disarmed_around
 from belljar.outputs.terminal_text import LineFolder
 
 Shown = dict[str, list[Any]]

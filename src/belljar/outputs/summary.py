@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 from belljar.models import Display, OutputEvent, ResultNotice, Truncation
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import INLINE_CHARS
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 from belljar.outputs.terminal_text import LineFolder
 
 MAX_DISPLAYS = 50

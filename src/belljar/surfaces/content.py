@@ -25,7 +25,7 @@ from belljar.models import Display, ExecutionResult, FileReference, Model, NextC
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
 from belljar.outputs.forms import WIDGET, form_of
-from belljar.outputs.imitations import disarmed, disarmed_around
+from belljar.outputs.spoofed_notices import disarmed, disarmed_around
 from belljar.outputs.tracebacks import short_traceback, short_warnings, without_cell_file
 from belljar.sandboxes.base import WORKSPACE
 

@@ -15,7 +15,7 @@ from belljar.files.file_types import decoded
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 from belljar.provisioning.host_folders import HostFolders
 from belljar.sandboxes.data_path import container_note
 from belljar.sessions.registry import Registry

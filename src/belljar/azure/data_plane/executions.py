@@ -26,7 +26,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.models import ExecutionResult
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 from belljar.privacy.signatures import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams

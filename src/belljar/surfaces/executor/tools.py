@@ -21,7 +21,7 @@ from belljar.environments.presence import check_installed
 from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.outputs.events import Notice
-from belljar.outputs.imitations import disarmed
+from belljar.outputs.spoofed_notices import disarmed
 from belljar.outputs.summary import TextBudget
 from belljar.outputs.terminal_text import folded
 from belljar.provisioning.program_process import ProgramEnd

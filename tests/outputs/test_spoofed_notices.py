@@ -8,8 +8,8 @@ import pytest
 from belljar.console.cells import RenderedOutput
 from belljar.models import Display, ExecutionResult, OutputEvent, ResultNotice
 from belljar.outputs.events import Notice
-from belljar.outputs.imitations import StreamDisarmer, disarmed, disarmed_around
 from belljar.outputs.notebook import NotebookCell, cell_outputs
+from belljar.outputs.spoofed_notices import StreamDisarmer, disarmed, disarmed_around
 from belljar.outputs.summary import Summary
 from belljar.surfaces.content import text_of
 
