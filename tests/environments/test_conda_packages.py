@@ -30,8 +30,8 @@ from belljar.environments.catalogue import examine, managed_folder, unused_folde
 from belljar.environments.conda.channels import channel_rules, channel_urls, channels_of
 from belljar.environments.conda.installs import WORK, specs_of
 from belljar.environments.conda.prefix import relocate
+from belljar.environments.installed_check import check_installed, modules_of
 from belljar.environments.installs import InstallOutcome, PackageChange, as_fields, check_requirements, install
-from belljar.environments.presence import check_installed, modules_of
 from belljar.environments.uv import OpenUv, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument, SettingsError
 from belljar.runtime import open_runtime

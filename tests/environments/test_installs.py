@@ -11,8 +11,8 @@ import pytest
 
 from belljar.environments import installs
 from belljar.environments.base import Environment
+from belljar.environments.installed_check import check_installed
 from belljar.environments.installs import InstallOutcome, as_fields
-from belljar.environments.presence import check_installed
 from belljar.errors import InvalidArgument
 from local_index import LocalIndex
 from uv_sandboxes import open_uv_sandbox

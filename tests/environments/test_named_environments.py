@@ -9,10 +9,10 @@ from uv import find_uv_bin
 
 from belljar.environments import check_configured, check_environments, known_names, open_environment
 from belljar.environments.base import inspect_interpreter
+from belljar.environments.installed_check import describe_packages
 from belljar.environments.installs import install
 from belljar.environments.lockfile import lock_of
 from belljar.environments.managed import LOCK
-from belljar.environments.presence import describe_packages
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.runtime import open_runtime
 from belljar.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 from calls import Caller, connected, opened_runtime, text_of
 
 from belljar.environments import Environment
-from belljar.environments.presence import PackageStatus
+from belljar.environments.installed_check import PackageStatus
 from belljar.models import ExecutionResult, FileReference
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE

@@ -14,9 +14,9 @@ from belljar.engine.models import MAX_REQUIREMENTS, PackageEntry, PackageList
 from belljar.environments.base import Environment, inspect_interpreter
 from belljar.environments.conda.places import conda_packages
 from belljar.environments.conda.prefix import own_prefix
+from belljar.environments.installed_check import installed_packages
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.installs import check_requirements, pip_line
-from belljar.environments.presence import installed_packages
 from belljar.errors import InvalidArgument
 
 # No quotes, braces or signs of a shell: IPython puts values in place of `{…}` and `$…`.

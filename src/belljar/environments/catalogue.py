@@ -6,8 +6,8 @@ from typing import Literal
 
 from belljar.environments.base import Interpreter
 from belljar.environments.conda.installs import WORK
+from belljar.environments.installed_check import describe_interpreter
 from belljar.environments.managed import DEFAULT, SHARED, environments_folder, interpreter_path, is_ready, recipe_folder
-from belljar.environments.presence import describe_interpreter
 from belljar.environments.selection import find_installed, inspect_recent, kind_of, look_at, recipe_of
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.settings import Settings

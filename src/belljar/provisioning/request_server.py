@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from belljar import ipc
 from belljar.egress.session_sockets import SessionSocket, open_socket_server
 from belljar.environments.base import Environment
+from belljar.environments.installed_check import NAME_LIMIT_CHARS, modules_of
 from belljar.environments.installs import InstallOutcome, PackageChange, install
-from belljar.environments.presence import NAME_LIMIT_CHARS, modules_of
 from belljar.environments.uv import OpenUv
 from belljar.errors import BelljarError, TooLarge
 from belljar.files.disk_usage import InstallRoom

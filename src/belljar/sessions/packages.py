@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from belljar.environments.installed_check import modules_of
 from belljar.environments.installs import InstallOutcome, OnStage, PackageChange, install, pip_line
-from belljar.environments.presence import modules_of
 from belljar.errors import BelljarError, KernelDied
 from belljar.kernels.base import ImportProof, ImportProvingKernel
 from belljar.provisioning.sandbox_specs import room_for

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
+from belljar.environments.installed_check import PackageStatus, check_installed
 from belljar.environments.installs import InstallOutcome, as_fields, check_requirements
-from belljar.environments.presence import PackageStatus, check_installed
 from belljar.errors import BelljarError
 from belljar.models import Model
 from belljar.provisioning.starter import KernelStarter

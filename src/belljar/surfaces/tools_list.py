@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
+from belljar.environments.installed_check import check_installed
 from belljar.environments.managed import DEFAULT
-from belljar.environments.presence import check_installed
 from belljar.errors import BelljarError
 from belljar.provisioning.environments import is_elsewhere
 from belljar.runtime import Runtime

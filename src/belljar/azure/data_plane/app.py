@@ -34,7 +34,7 @@ from belljar.azure.data_plane.files import Files
 from belljar.azure.data_plane.problems import Problem, internal_problem, invalid, json_response, problem_of
 from belljar.azure.data_plane.values import picture_in
 from belljar.environments.base import Environment
-from belljar.environments.presence import describe_packages
+from belljar.environments.installed_check import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, out_of_descriptors
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.environments.base import Environment
 from belljar.environments.conda.prefix import copy_records, move_into_prefix, own_prefix
+from belljar.environments.installed_check import check_installed
 from belljar.environments.layers import take_over
-from belljar.environments.presence import check_installed
 from belljar.environments.requirements import EnvironmentRequirements
 from belljar.environments.uv import EXTRA, OpenUv, UvAnswer, check_rattler, find_rattler, run_solver
 from belljar.errors import EnvironmentBroken

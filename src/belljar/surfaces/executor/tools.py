@@ -16,8 +16,8 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from belljar.environments import Environment, open_entry, open_environment
+from belljar.environments.installed_check import check_installed
 from belljar.environments.installs import check_requirements
-from belljar.environments.presence import check_installed
 from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, KernelDied, TooLarge
 from belljar.outputs.events import Notice

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from belljar.environments.base import Environment
+from belljar.environments.installed_check import PackageStatus, check_installed
 from belljar.environments.installs import as_fields
-from belljar.environments.presence import PackageStatus, check_installed
 from belljar.errors import InvalidArgument
 
 
