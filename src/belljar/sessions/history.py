@@ -23,7 +23,7 @@ from belljar.outputs.budget import clip
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.notebook import NotebookCell, notebook_of, written
 from belljar.outputs.summary import STREAMS, Summary, TextBudget
-from belljar.privacy.signatures import without_signatures
+from belljar.privacy.signed_urls import without_signatures
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 

@@ -36,7 +36,7 @@ from belljar.policy.guard import Guard
 from belljar.policy.output_filter import FilterScreen
 from belljar.policy.rules import OutputRule
 from belljar.privacy.redaction import RedactionScreen, SessionRedactor
-from belljar.privacy.signatures import HIDDEN, KnownSignatures, signatures_in, without_signatures
+from belljar.privacy.signed_urls import HIDDEN, KnownSignatures, signatures_in, without_signatures
 from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover

@@ -27,7 +27,7 @@ from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.models import ExecutionResult
 from belljar.outputs.spoofed_notices import disarmed
-from belljar.privacy.signatures import without_signatures
+from belljar.privacy.signed_urls import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
 from belljar.sessions.identified import IdentifiedSessions

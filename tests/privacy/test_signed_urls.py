@@ -1,6 +1,6 @@
 import pytest
 
-from belljar.privacy.signatures import HIDDEN, MAX_KEPT, KnownSignatures, signatures_in, without_signatures
+from belljar.privacy.signed_urls import HIDDEN, MAX_KEPT, KnownSignatures, signatures_in, without_signatures
 
 AZURE = "https://a.blob.core.windows.net/c/x.csv?sv=2024-11-04&sr=b&sig=abc%2Bdef%2Fghi%3D&se=2026"
 AMAZON = "https://b.s3.amazonaws.com/k?X-Amz-Credential=me&X-Amz-Signature=0123456789abcdef&X-Amz-Expires=60"
