@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import InvalidPath, TooLarge
-from belljar.executions.shared_folder import OwnerFolder
+from belljar.executions.shared_workspace import OwnerFolder
 from belljar.files.workspace import Workspace
 
 
@@ -55,7 +55,7 @@ def test_there_is_room_for_so_much_and_a_file_may_replace_itself(tmp_path: Path)
 
 
 def test_there_is_room_for_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.executions.shared_folder.MAX_FILES", 2)
+    monkeypatch.setattr("belljar.executions.shared_workspace.MAX_FILES", 2)
     owner_folder = OwnerFolder(tmp_path / "owner", limit_bytes=100)
     for name in "ab":
         put(owner_folder, tmp_path, name, b"1")

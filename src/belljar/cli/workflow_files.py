@@ -12,7 +12,7 @@ from pathlib import Path
 
 from belljar.cli.streams import one_line
 from belljar.errors import BelljarError
-from belljar.executions.shared_folder import FOLDER, OwnerFolder, Stamp, open_owner_folders
+from belljar.executions.shared_workspace import FOLDER, OwnerFolder, Stamp, open_owner_folders
 from belljar.files.transfer import download_folder, safe_path
 from belljar.files.workspace import Workspace
 from belljar.journal.run_records import RunRecord

@@ -13,7 +13,7 @@ from typing import Protocol
 from belljar.executions.admission import Admission
 from belljar.executions.inbox import Inbox
 from belljar.executions.outcome import KernelLoss, StateLossNotice
-from belljar.executions.shared_folder import SharedFolder
+from belljar.executions.shared_workspace import SharedWorkspace
 from belljar.executions.working_folder import DiskQuota
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
@@ -81,7 +81,7 @@ class ExecutionContext(Protocol):
     """The folder for the displays of its cells."""
     workspace: Workspace
     quota: DiskQuota
-    sharing: SharedFolder | None
+    sharing: SharedWorkspace | None
     """Its `workspace/` folder, which outlives it; None where there is none."""
     guard: Guard
     plugins: Plugins

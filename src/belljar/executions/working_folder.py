@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from belljar.errors import TooLarge
-from belljar.executions.shared_folder import SharedFolder
+from belljar.executions.shared_workspace import SharedWorkspace
 from belljar.files.disk_usage import FolderUsage, files_within, small_usage, turn_to_add, usage
 from belljar.files.file_types import mime_type_of
 from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
@@ -149,7 +149,9 @@ def file_reference(session_id: str, name: str, size: int) -> FileReference:
 class FileChanges:
     """The file changes of one cell."""
 
-    def __init__(self, session_id: str, workspace: Workspace, quota: DiskQuota, sharing: SharedFolder | None) -> None:
+    def __init__(
+        self, session_id: str, workspace: Workspace, quota: DiskQuota, sharing: SharedWorkspace | None
+    ) -> None:
         self._session_id = session_id
         self._workspace = workspace
         self._quota = quota

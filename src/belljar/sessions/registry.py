@@ -20,7 +20,7 @@ from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox, InboxQuestion
-from belljar.executions.shared_folder import open_owner_folders
+from belljar.executions.shared_workspace import open_owner_folders
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info

@@ -18,7 +18,7 @@ from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox
-from belljar.executions.shared_folder import OwnerFolder, SharedFolder
+from belljar.executions.shared_workspace import OwnerFolder, SharedWorkspace
 from belljar.executions.working_folder import DiskQuota
 from belljar.facts import SessionFacts
 from belljar.files.snapshots import Snapshots
@@ -106,7 +106,7 @@ class Session:
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
         self.quota = DiskQuota((*folders.own, folders.layer), settings.disk_mb or 0)
-        self.sharing = SharedFolder(owner_folder, self.workspace, folders.shared) if owner_folder else None
+        self.sharing = SharedWorkspace(owner_folder, self.workspace, folders.shared) if owner_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
         self.plugins = plugins

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
-from belljar.executions.shared_folder import OwnerFolders, SharedFolder
+from belljar.executions.shared_workspace import OwnerFolders, SharedWorkspace
 from belljar.files.workspace import Workspace, scan_folder
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
@@ -169,7 +169,7 @@ class Place:
         self.workspace = Workspace(self.folder)
         self.memory = folder / f"{name}.json"
         self._owner_folder = owner_folders.of(owner)
-        self.sharing = SharedFolder(self._owner_folder, self.workspace, self.memory)
+        self.sharing = SharedWorkspace(self._owner_folder, self.workspace, self.memory)
 
     async def bring_in(self, room: int = ROOM) -> list[str]:
         return await self.sharing.bring_in(room)
@@ -187,7 +187,7 @@ class Place:
         return {path.name: path.read_text() for path in sorted((self.folder / "workspace").iterdir())}
 
     def wake(self) -> None:
-        self.sharing = SharedFolder(self._owner_folder, self.workspace, self.memory)
+        self.sharing = SharedWorkspace(self._owner_folder, self.workspace, self.memory)
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def open_owner_folders(settings: Settings) -> OwnerFolders | None:
     return OwnerFolders(folder, limit_mb=settings.workspace_mb)
 
 
-class SharedFolder:
+class SharedWorkspace:
     """One session's copy of its owner's folder.
 
     `stamps_file` is on the host, outside the session's reach. It has the stamps of files that were equal in both.
