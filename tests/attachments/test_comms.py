@@ -17,7 +17,7 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.runtime import Runtime
 from belljar.sessions import session_kernel
-from belljar.sessions.closer import hibernate
+from belljar.sessions.endings import save_and_end
 from belljar.sessions.session import Session
 from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
@@ -192,7 +192,7 @@ async def test_callbacks_that_never_end_do_not_keep_their_session_from_going_to_
             await attached.send_comm(f"turn {value}", _moved(model, value))
         while _outputs([await anext(events)]) != ["stream"]:
             pass
-        report = await hibernate(session, runtime.sessions.records, "it was time")
+        report = await save_and_end(session, runtime.sessions.records, "it was time")
     assert report is not None
     assert "kept" in report.kept
 

@@ -324,7 +324,7 @@ async def test_a_sleeping_session_tells_its_names_and_sleeps_on(
         ran = await looker.agent.execute("kept = 1")
         session = looker.place.runtime.sessions.find_open(ran.session_id)
         assert session is not None
-        await looker.place.runtime.sessions.closer.retire(session, "was idle")
+        await looker.place.runtime.sessions.endings.hibernate(session, "was idle")
         told = await looker.get(f"{ran.session_id}/variables")
         assert (told["state"], [item["name"] for item in told["items"]]) == ("asleep", ["kept"])
         assert "does not wake" in told["note"]

@@ -162,7 +162,7 @@ async def test_a_rewind_of_a_session_that_uses_its_gpu_says_why_it_cannot(runtim
 async def test_a_session_that_sleeps_wakes_with_as_many_gpus(runtime: Runtime) -> None:
     session = runtime.sessions.create(OWNER, gpus=2)
     await ran(session, "x = 41")
-    await runtime.sessions.closer.retire(session, "slept")
+    await runtime.sessions.endings.hibernate(session, "slept")
     woken = await runtime.sessions.reach(session.id, OWNER)
     assert (await ran(woken, "x + 1")).result == "42"
     assert (await ran(woken, LIST)).result == "['nvidia-uvm', 'nvidia0', 'nvidia1', 'nvidiactl']"
@@ -171,7 +171,7 @@ async def test_a_session_that_sleeps_wakes_with_as_many_gpus(runtime: Runtime) -
 async def test_a_session_wakes_with_its_variables_where_its_gpus_are_gone(runtime: Runtime, host: Path) -> None:
     session = runtime.sessions.create(OWNER)
     await ran(session, "x = 41")
-    await runtime.sessions.closer.retire(session, "slept")
+    await runtime.sessions.endings.hibernate(session, "slept")
     control = host / "dev/nvidiactl"
     control.rename(host / "taken")
     try:

@@ -87,7 +87,7 @@ async def test_no_session_holds_what_another_one_was_given(runtime: Runtime) -> 
     await ran(rewound, "x = 2")
     await rewound.rewind(1)
     slept = opened[f"on demand for {ADA}"]
-    await sessions.closer.retire(slept, "was put to sleep")  # pyright: ignore[reportPrivateUsage]
+    await sessions.endings.hibernate(slept, "was put to sleep")  # pyright: ignore[reportPrivateUsage]
     opened[f"on demand for {ADA}"] = await begun(sessions.get(slept.id, ADA), is_forked=True)
 
     origins = {f"fork {number}" for number in (1, 2)} | {"fork of a checkpoint"}

@@ -207,7 +207,7 @@ async def left_running(runtime: Runtime) -> None:
 async def slept(runtime: Runtime) -> None:
     session = runtime.sessions.create(OWNER)
     await ran(session, "x = 1")
-    await runtime.sessions.closer.retire(session, "was put to sleep")  # pyright: ignore[reportPrivateUsage]
+    await runtime.sessions.endings.hibernate(session, "was put to sleep")  # pyright: ignore[reportPrivateUsage]
     woken = runtime.sessions.get(session.id, OWNER)
     assert await ran(woken, "x + 1") == "2"
     await runtime.sessions.clear(session.id, OWNER)

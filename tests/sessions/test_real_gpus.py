@@ -186,10 +186,10 @@ async def test_a_fork_of_a_session_with_tensors_on_the_gpu_has_them_on_the_gpu(r
 async def test_a_session_sleeps_with_its_tensors_and_wakes_with_or_without_a_gpu(runtime: Runtime) -> None:
     session = session_of(runtime)
     await ran(session, "import torch; x = torch.arange(1 << 20, device='cuda')")
-    await runtime.sessions.closer.retire(session, "slept")
+    await runtime.sessions.endings.hibernate(session, "slept")
     woken = await runtime.sessions.reach(session.id, OWNER)
     assert (await ran(woken, "x.device.type, int(x[-1])")).result == "('cuda', 1048575)"
-    await runtime.sessions.closer.retire(woken, "slept again")
+    await runtime.sessions.endings.hibernate(woken, "slept again")
     runtime.starter.gpus.request(session.id, 0)
     without = await runtime.sessions.reach(session.id, OWNER)
     result = await ran(without, "print(x.device.type, int(x[-1]))")

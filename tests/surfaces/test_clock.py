@@ -23,7 +23,7 @@ async def test_a_clock_that_jumps_ends_nothing(
     chosen = {"hibernate": True, "sweep_interval_s": 3600, "session_idle_s": 1800}
     async with opened_runtime(default_environment, tmp_path, **chosen) as runtime, connected(runtime) as caller:
         asleep = await caller.execute("x = 1")
-        await runtime.sessions.closer.retire(runtime.sessions.get(asleep.session_id, "local"), "was put to sleep")
+        await runtime.sessions.endings.hibernate(runtime.sessions.get(asleep.session_id, "local"), "was put to sleep")
         made = await caller.execute("x = 2")
         running = await caller.execute(held(), wait_s=0)
         await until_said(runtime, running.execution_id, "held")

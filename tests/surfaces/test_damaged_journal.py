@@ -38,7 +38,7 @@ async def test_a_journal_that_is_damaged_while_its_server_runs_is_found_and_told
         connected(runtime) as caller,
     ):
         sleeping = await caller.execute("x = 1")
-        await runtime.sessions.closer.retire(runtime.sessions.get(sleeping.session_id, "local"), "slept")
+        await runtime.sessions.endings.hibernate(runtime.sessions.get(sleeping.session_id, "local"), "slept")
         awake = await caller.execute("y = 2")
         journal = runtime.sessions.journal
         journal.commit()

@@ -62,7 +62,7 @@ async def test_archives_and_shared_repositories_keep_their_modes_and_copies_lose
         fork = (await caller.fields("fork_session", session_id=first.session_id))["session_id"]
         copied = runtime.sessions.get(fork, "local").folders.workspace / "tool"
         assert copied.stat().st_mode & 0o7777 == 0o755
-        await runtime.sessions.closer.retire(session, "to be woken")
+        await runtime.sessions.endings.hibernate(session, "to be woken")
         assert tool.stat().st_mode & 0o7777 == 0o755
 
 

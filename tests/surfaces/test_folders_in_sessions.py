@@ -79,7 +79,7 @@ async def test_sessions_of_every_origin_see_the_folders(runtime: Runtime):
         forked = (await caller.fields("fork_session", session_id=pooled))["session_id"]
         assert (await caller.execute(LOOK, forked)).result == SEEN
         session = runtime.sessions.get(pooled, "local")
-        await runtime.sessions.closer.retire(session, "to be woken")
+        await runtime.sessions.endings.hibernate(session, "to be woken")
         assert (await caller.execute(LOOK, pooled)).result == SEEN
         fork_of_fork = (await caller.fields("fork_session", session_id=forked))["session_id"]
         assert (await caller.execute(LOOK, fork_of_fork)).result == SEEN

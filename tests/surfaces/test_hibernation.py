@@ -356,7 +356,7 @@ async def test_a_session_whose_server_died_meanwhile_is_recovered_by_whoever_is_
     async with engine(default_environment, tmp_path) as (runtime, caller):
         made = await caller.execute("x = 1")
         session = runtime.sessions.get(made.session_id, "local")
-        await runtime.sessions.closer.retire(session, "slept")
+        await runtime.sessions.endings.hibernate(session, "slept")
         # As a server leaves it that was killed: its folder below `runs` is gone, or nobody holds its lock.
         runtime.sessions.journal.write(
             "UPDATE sessions SET state = 'live', run = '1-gone' WHERE id = ?", (made.session_id,)

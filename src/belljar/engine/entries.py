@@ -9,7 +9,7 @@ from belljar.engine.usage import UsageSampler
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
 from belljar.journal.session_records import SessionRecord, iso_ms
-from belljar.sessions.closer import DAY_S
+from belljar.sessions.endings import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 

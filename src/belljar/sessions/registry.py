@@ -1,6 +1,6 @@
 """All sessions of a runtime: created, forked, found by their owner, swept when idle, ended together.
 
-How a session ends is in `closer.py`, how it comes back in `resumption.py`; the results of executions, also of
+How a session ends is in `endings.py`, how it comes back in `resumption.py`; the results of executions, also of
 sessions that are gone, are in `history.py`.
 """
 
@@ -36,7 +36,7 @@ from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
-from belljar.sessions.closer import SessionCloser
+from belljar.sessions.endings import SessionEndings
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
@@ -106,7 +106,7 @@ class Registry:
         """What waits for people outside the clients."""
         self.inbox.on_change.append(self._publish_question)
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)
-        self.closer = SessionCloser(
+        self.endings = SessionEndings(
             self._sessions,
             settings=settings,
             folder=folder,
@@ -219,12 +219,12 @@ class Registry:
             return  # an idle session would be lost
         while (giver := self._giver(principal)) is not None:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
-            idle = [session for session in idle if self.closer.has_room_for(session)]
+            idle = [session for session in idle if self.endings.has_room_for(session)]
             if not idle or (giver == principal and self.records.has_asleep(principal, MAX_ASLEEP)):
                 return
             session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
-            await self.closer.retire(session, f"made room for {whose} new session at {iso(time.time())}")
+            await self.endings.hibernate(session, f"made room for {whose} new session at {iso(time.time())}")
 
     def _giver(self, principal: str) -> str | None:
         """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
@@ -379,7 +379,7 @@ class Registry:
 
     def _find_asleep(self, session_id: str, principal: str) -> SessionRecord | None:
         """Return the record of a session of the caller that sleeps on disk; None if there is none."""
-        self.closer.check_not_hibernating(session_id, principal)
+        self.endings.check_not_hibernating(session_id, principal)
         entry = self.records.find(session_id)
         if entry is not None and self._is_elsewhere(entry) and not is_living(self._runs, entry.run):
             self.recover_others()
@@ -476,12 +476,12 @@ class Registry:
         """End a session because its owner asks for it, and delete all of it; one that sleeps is not woken for it."""
         session = self._sessions.get(session_id)
         if session is not None and session.principal == principal:
-            await self.closer.close(session, end)
+            await self.endings.delete(session, end)
             return
         entry = self._find_asleep(session_id, principal) if session is None else None
         if entry is None or not self.records.claim(session_id):
             raise self._absence(session_id, principal)
-        await self.closer.delete(entry, end)
+        await self.endings.delete_asleep(entry, end)
 
     async def sweep(self) -> list[str]:
         """Hibernate, or end, the sessions that were idle too long, except those that run a cell; return their ids."""
@@ -489,18 +489,18 @@ class Registry:
         ended: list[str] = []
         for session in self.all():
             # Checked one by one, because this session may have been used or cleared while the last one ended.
-            if session.id in self._sessions and session.is_expired and self.closer.has_room_for(session):
-                await self.closer.retire(session, f"expired at {iso(time.time())} after {idle}")
+            if session.id in self._sessions and session.is_expired and self.endings.has_room_for(session):
+                await self.endings.hibernate(session, f"expired at {iso(time.time())} after {idle}")
                 ended.append(session.id)
-        await self.closer.forget_outdated()
+        await self.endings.forget_outdated()
         return ended
 
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
-        await self.closer.wait_until_settled()
+        await self.endings.wait_until_settled()
         await self._handover.wait_until_settled()
-        await asyncio.gather(*(self.closer.detach(session, "ended with its server") for session in self.all()))
+        await asyncio.gather(*(self.endings.leave_running(session, "ended with its server") for session in self.all()))
 
 
 def _one_line_reason(reason: str) -> str:

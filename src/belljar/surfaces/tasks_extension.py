@@ -41,7 +41,7 @@ from belljar.journal.session_records import iso_ms
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.servers import is_living
-from belljar.sessions.closer import DAY_S
+from belljar.sessions.endings import DAY_S
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.execution_wait import (

@@ -260,7 +260,7 @@ class RunInterpreter:
         live = [each for each in self._sessions.of(self._principal) if each.id == session.id and each.is_idle]
         for each in live:
             # It is not needed any more, and what it ran stays on record.
-            await self._sessions.closer.retire(each, "was a branch of a workflow that has come to its end")
+            await self._sessions.endings.hibernate(each, "was a branch of a workflow that has come to its end")
         return result
 
     def _latest_saved(self, prefix: str, session: RunSession) -> str:

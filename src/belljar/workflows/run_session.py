@@ -20,7 +20,7 @@ from belljar.inside.expressions import MAX_VALUE_BYTES
 from belljar.models import ExecutionResult
 from belljar.privacy.rules import PrivacyRules
 from belljar.sessions import resumption
-from belljar.sessions.closer import save_variables
+from belljar.sessions.endings import save_variables
 from belljar.sessions.hibernation import loss_text
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

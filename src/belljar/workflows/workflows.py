@@ -19,7 +19,7 @@ from belljar.executions.inbox import check_may_answer
 from belljar.inside.expressions import plain_value
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
-from belljar.sessions.closer import DAY_S
+from belljar.sessions.endings import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session, iso
 from belljar.toolbox.toolbox import Toolbox
@@ -253,11 +253,11 @@ class Workflows:
 
     async def _let_go(self, run: LiveRun) -> None:
         """Free what a run holds while it waits for a person: its sessions sleep, and no server drives it."""
-        closer = self._sessions.closer
+        endings = self._sessions.endings
         for session in self._sessions_of(run):
-            if session.is_idle and self._settings.hibernate and closer.has_room_for(session):
+            if session.is_idle and self._settings.hibernate and endings.has_room_for(session):
                 # A run that asks before its first cell has a session that has run nothing.
-                await closer.retire(session, f"its run {run.id} waits for a person", is_expected=True)
+                await endings.hibernate(session, f"its run {run.id} waits for a person", is_expected=True)
         self._records.release(run.id)
 
     def _sessions_of(self, run: LiveRun) -> list[Session]:
@@ -454,7 +454,7 @@ class Workflows:
         # A server that stops forgets sessions that have run nothing, and without its session no run can go on.
         for session in self._sessions_of(run):
             if session.is_blank():
-                await self._sessions.closer.retire(session, f"its run {run.id} goes on later", is_expected=True)
+                await self._sessions.endings.hibernate(session, f"its run {run.id} goes on later", is_expected=True)
 
 
 @asynccontextmanager

@@ -87,7 +87,7 @@ async def test_a_session_that_is_over_is_replaced_and_the_next_execution_says_so
     one = plane.other()
     await one.execute("kept = 1")
     session = max(runtime.sessions.all(), key=lambda each: each.lease.created_at)
-    await runtime.sessions.closer.close(session, "expired at noon")
+    await runtime.sessions.endings.delete(session, "expired at noon")
     answer = await one.execute("1 + 1")
     assert answer["status"] == "Succeeded"
     assert "the session before this one expired at noon" in answer["result"]["stderr"]

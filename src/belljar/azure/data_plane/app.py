@@ -40,7 +40,7 @@ from belljar.errors import BelljarError, out_of_descriptors
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.runtime import Runtime
-from belljar.sessions.closer import DAY_S
+from belljar.sessions.endings import DAY_S
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.tools import note_refusal

@@ -38,7 +38,7 @@ MUCH_OUTPUT_BYTES = 4 * 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-class SessionCloser:
+class SessionEndings:
     """Ends sessions of a runtime, and removes them from `sessions`."""
 
     def __init__(
@@ -86,19 +86,19 @@ class SessionCloser:
                 hint="Make the same call again in 5 seconds: it wakes the session",
             )
 
-    async def close(self, session: Session, end: str) -> None:
+    async def delete(self, session: Session, end: str) -> None:
         """End a session and delete its files and executions; only why it ended stays on record."""
         self._sessions.pop(session.id, None)
-        await self._run_to_end(self._close(session, end))
+        await self._run_to_end(self._end_and_delete(session, end))
 
-    async def _close(self, session: Session, end: str) -> None:
+    async def _end_and_delete(self, session: Session, end: str) -> None:
         await session.aclose()
         await self._starter.close_prepared(session.id)
         await self._delete(session.id, session.principal, end)
         self._release_identity(session)
 
-    async def delete(self, entry: SessionRecord, end: str) -> None:
-        """Delete a session that sleeps and was claimed for it, as `close` deletes one that is open."""
+    async def delete_asleep(self, entry: SessionRecord, end: str) -> None:
+        """Delete a session that sleeps and was claimed for it, as `delete` deletes one that is open."""
         await self._run_to_end(self._delete(entry.id, entry.principal, end))
 
     async def _delete(self, session_id: str, principal: str, end: str) -> None:
@@ -129,13 +129,13 @@ class SessionCloser:
         self._is_short_of_room = not has_room
         return has_room
 
-    async def retire(self, session: Session, end: str, *, is_expected: bool = False) -> None:
-        """Hibernate a session, or close it where hibernation is off or nothing would be missed.
+    async def hibernate(self, session: Session, end: str, *, is_expected: bool = False) -> None:
+        """Hibernate a session, or delete it where hibernation is off or nothing would be missed.
 
         With `is_expected` somebody will use its id later, also if it has run nothing yet.
         """
         if not self._settings.hibernate or (session.is_blank() and not is_expected):
-            await self.close(session, end)
+            await self.delete(session, end)
             return
         self._sessions.pop(session.id, None)
         self._hibernating[session.id] = session.principal
@@ -143,7 +143,7 @@ class SessionCloser:
 
     async def _hibernate(self, session: Session, end: str) -> None:
         try:
-            report = await hibernate(session, self._records, end)
+            report = await save_and_end(session, self._records, end)
             await self._starter.close_prepared(session.id)
         finally:
             del self._hibernating[session.id]
@@ -155,13 +155,13 @@ class SessionCloser:
         metrics.hibernations.add("files" if report is None else "some" if report.lost else "all")
         log.info("session %s %s and sleeps, %s", session.id, end, outcome, extra=session.log_ids)
 
-    async def detach(self, session: Session, end: str) -> None:
-        """Leave a session alive for the next server, because this one stops; where that is not possible, retire it."""
+    async def leave_running(self, session: Session, end: str) -> None:
+        """Leave a session alive for the next server, because this one stops; hibernate it where that fails."""
         if not self._handover.has(session.id) or session.is_blank():
-            await self.retire(session, end)
+            await self.hibernate(session, end)
             return
         self._sessions.pop(session.id, None)
-        await detach_session(session, self._records, end)
+        await save_and_detach(session, self._records, end)
         self._changes.publish("session", "asleep", session.id, session.principal)
         log.info("session %s is left to the next server", session.id, extra=session.log_ids)
 
@@ -195,7 +195,7 @@ class SessionCloser:
 # How a session leaves its server
 
 
-async def hibernate(session: Session, records: SessionRecords, end: str) -> StateReport | None:
+async def save_and_end(session: Session, records: SessionRecords, end: str) -> StateReport | None:
     """Write the variables to disk and end the kernel; return what was saved, or None when nothing was."""
     session.queue.interrupt()
     await session.comms.aclose()
@@ -214,7 +214,7 @@ async def hibernate(session: Session, records: SessionRecords, end: str) -> Stat
     return report
 
 
-async def detach_session(session: Session, records: SessionRecords, end: str) -> None:
+async def save_and_detach(session: Session, records: SessionRecords, end: str) -> None:
     """Leave the kernel alive for the next server, with the cell it runs; an idle session is written to disk as well."""
     await session.comms.aclose()
     session.close_aside()
