@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import TooLarge
-from belljar.executions.working_folder import DiskQuota
+from belljar.files.disk_usage import DiskQuota
 from waiting import until
 
 pytestmark = pytest.mark.anyio

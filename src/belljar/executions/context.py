@@ -14,7 +14,7 @@ from belljar.executions.admission import Admission
 from belljar.executions.inbox import Inbox
 from belljar.executions.outcome import KernelLoss, StateLossNotice
 from belljar.executions.shared_workspace import SharedWorkspace
-from belljar.executions.working_folder import DiskQuota
+from belljar.files.disk_usage import DiskQuota
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.kernels.base import Kernel

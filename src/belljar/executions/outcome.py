@@ -14,7 +14,7 @@ from typing import Literal
 from belljar import metrics
 from belljar.errors import KernelDied
 from belljar.executions.transcript import Transcript
-from belljar.executions.working_folder import DiskQuota
+from belljar.files.disk_usage import DiskQuota
 from belljar.kernels.base import Kernel, pid_of
 from belljar.models import ExecutionResult, FileReference, State, Status, ToolCall, Usage
 from belljar.outputs.events import Event, Finished, Raised

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from belljar.errors import BelljarError
-from belljar.executions.working_folder import FileChanges, file_uri
+from belljar.executions.file_changes import FileChanges, file_uri
 from belljar.journal.journal import Journal
 from belljar.models import OutputEvent
 from belljar.outputs.displays import DisplayStore, read_display

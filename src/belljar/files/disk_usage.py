@@ -1,4 +1,4 @@
-"""Measures how much space folders take on disk while hostile code may be changing them.
+"""Measures how much space folders take on disk while hostile code may be changing them, and enforces quotas on it.
 
 It counts blocks, not sizes, so that a sparse file counts for what it fills; a hard link counts once. It descends by
 descriptor and follows no symlink. Blocking; call `usage` in a thread.
@@ -32,14 +32,13 @@ _BLOCK_BYTES = 512
 # Added for each entry, because even one without blocks costs a name and an inode.
 _ENTRY_BYTES = 512
 _TIMEOUT_S = 60
-
-
 # ext4 makes one inode for each 16 KB of a disk, so 64 files for each MB; a small limit on bytes still allows 20,000.
 _FILES_PER_MB = 64
 _FEWEST_FILES = 20_000
 _FILE_TOO_LARGE = "(os error 27)"
 _SHORTEST_S = 0.05
 _REST_PER_LOOK = 5
+MAKE_ROOM = "Delete files in the session folder first, with code such as os.remove(name)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +158,124 @@ def _ask_du(folder: Path, unit: str) -> int:
         return 0
 
 
+# The quota of a session. The host measures the space while the session lives, because no file system can be relied on
+# to enforce a quota; what is written between two measurements can exceed the limit. Which cell is stopped, and what its
+# caller reads, is decided by the session and the execution.
+
+_NO_LIMIT = 2**62
+# The fastest that a cell can write to the page cache: the less space is left, the sooner the next measurement.
+FASTEST_BYTES_S = 2_000_000_000
+FASTEST_FILES_S = 200_000
+MIN_PAUSE_S = 0.05
+MAX_BUSY_PAUSE_S = 1.0
+MAX_IDLE_PAUSE_S = 5.0
+# The pause is at least this many times as long as the measurement, which is slow in a large folder.
+PAUSE_PER_MEASUREMENT = 10
+
+
+class DiskQuota:
+    """The disk quota of one session. A limit of 0 means no limit."""
+
+    def __init__(self, folders: Sequence[Path], limit_mb: int) -> None:
+        self._folders = folders
+        self._limit = limit_mb * MEBIBYTE
+        self._files_limit = files_within(limit_mb)
+        self._usage = FolderUsage()
+        self._is_measured = False
+
+    @property
+    def used(self) -> int:
+        """Return the bytes used when last measured."""
+        return self._usage.size_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the last measurement was over the limit."""
+        return self._exceeds(1)
+
+    @property
+    def is_far_over(self) -> bool:
+        """Return whether the usage is over twice the limit, so that there is no time to wait for an interrupt."""
+        return self._exceeds(2)
+
+    def _exceeds(self, times: int) -> bool:
+        limits = (self._limit * times, self._files_limit * times)
+        return bool(self._limit) and (self.used > limits[0] or self._usage.files > limits[1])
+
+    @property
+    def detail(self) -> str:
+        """Return the usage and the limit in words."""
+        if self._usage.files > self._files_limit and self.used <= self._limit:
+            return f"holds {self._usage.files:,} files and folders, the limit is {self._files_limit:,}"
+        return f"holds {round(self.used / MEBIBYTE):,} MB, the limit is {self._limit // MEBIBYTE:,} MB"
+
+    @property
+    def room_bytes(self) -> int:
+        """Return how many bytes were left when last measured."""
+        if not self._limit:
+            return _NO_LIMIT
+        return 0 if self.is_over else self._limit - self.used
+
+    async def measure(self) -> None:
+        """Measure the folders now: small ones here, because a thread would cost more than they do."""
+        if self._limit:
+            self._usage = small_usage(self._folders) or await asyncio.to_thread(usage, self._folders)
+            self._is_measured = True
+
+    async def measure_if_over_half(self, seen: FolderUsage, *, is_all: bool = True) -> None:
+        """Measure if the usage that a scan has seen is over half of a limit, or if the scan was not complete."""
+        is_much = 2 * seen.size_bytes > self._limit or 2 * seen.files > self._files_limit
+        if self._limit and (self.is_over or is_much or not is_all):
+            await self.measure()
+
+    @asynccontextmanager
+    async def room_for(self, size: int) -> AsyncGenerator[None]:
+        """Let the block write a file of `size` bytes, or refuse it if it would not fit; one block at a time."""
+        async with turn_to_add(self._folders[0]):
+            await self.check_room(size)
+            yield
+
+    async def check_room(self, size: int) -> None:
+        """Refuse a file of `size` bytes that would not fit."""
+        await self.measure()
+        if self._limit and (self.used + size > self._limit or self._usage.files + 1 > self._files_limit):
+            raise TooLarge(
+                f"disk_full: the session folder {self.detail}, and {size:,} bytes more do not fit",
+                hint=MAKE_ROOM,
+            )
+
+    async def watch(self, *, is_busy: Callable[[], bool], on_growth: Callable[[], None]) -> None:
+        """Measure until cancelled; call `on_growth` whenever the folder is over its limit and still growing."""
+        if not self._limit:
+            return
+        loop = asyncio.get_running_loop()
+        seen: FolderUsage | None = None
+        while True:
+            began = loop.time()
+            # A measurement after a cell counts too: the next cell is not stopped for what that one wrote, unless that
+            # is far too much. What was written before the first measurement does not count as growth.
+            latest = self._usage if self._is_measured else None
+            await self.measure()
+            cost_s = loop.time() - began
+            is_still = self._usage == seen
+            if (self.is_over and self._has_grown(latest)) or (self.is_far_over and self._has_grown(seen)):
+                on_growth()
+            seen = self._usage
+            longest_s = MAX_IDLE_PAUSE_S if is_still and not is_busy() else MAX_BUSY_PAUSE_S
+            pause_s = min(longest_s, longest_s if self.is_over and is_still else self._full_in_s())
+            await asyncio.sleep(max(MIN_PAUSE_S, pause_s, PAUSE_PER_MEASUREMENT * cost_s))
+
+    def _has_grown(self, before: FolderUsage | None) -> bool:
+        return before is not None and (self.used > before.size_bytes or self._usage.files > before.files)
+
+    def _full_in_s(self) -> float:
+        """Return the shortest time in which the limit can be reached."""
+        files_left = max(0, self._files_limit - self._usage.files)
+        return min(max(0, self._limit - self.used) / FASTEST_BYTES_S, files_left / FASTEST_FILES_S)
+
+
+# The room for packages
+
 # What an installer writes besides the packages while it runs: its cache, pages of the index, its own records.
 _BESIDE = FolderUsage(64 * MEBIBYTE, 10_000)
 # conda's solver also stores the index of every channel and the packed archives.
@@ -194,7 +311,7 @@ class InstallRoom:
         if left == FolderUsage():
             raise TooLarge(
                 f"disk_full: nothing is left of disk_mb = {self._limit_mb} for packages",
-                hint="Delete files in the session folder first, with code such as os.remove(name)",
+                hint=MAKE_ROOM,
             )
         return left
 
@@ -220,7 +337,7 @@ class InstallRoom:
             if size > (await self.measure_left()).size_bytes:
                 raise TooLarge(
                     f"disk_full: {size:,} bytes more do not fit into disk_mb = {self._limit_mb}",
-                    hint="Delete files in the session folder first, with code such as os.remove(name)",
+                    hint=MAKE_ROOM,
                 )
             yield
 

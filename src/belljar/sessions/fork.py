@@ -6,7 +6,7 @@ from pathlib import Path
 
 from belljar.environments.conda.prefix import relocate
 from belljar.errors import CopyRefused, TooLarge
-from belljar.files.disk_usage import FolderUsage, files_within, usage
+from belljar.files.disk_usage import MAKE_ROOM, FolderUsage, files_within, usage
 from belljar.files.fd_walk import remove_tree
 from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
@@ -93,7 +93,7 @@ def _copy_files(origin: Session, folders: SessionFolders) -> list[str]:
             f"disk_full: the files and packages of the session, which a fork has a copy of, take "
             f"{round(held.size_bytes / MEBIBYTE):,} MB in {held.files:,} files; "
             f"disk_mb = {limit_mb} has room for {limit_mb:,} MB in {files_within(limit_mb):,}",
-            hint="Delete files in the session folder first, with code such as os.remove(name)",
+            hint=MAKE_ROOM,
         )
     report = copy_tree(origin.folders.workspace, folders.workspace, owner=owner, limit_bytes=limit)
     # Limited again, because code of the session may add files meanwhile.

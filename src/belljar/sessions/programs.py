@@ -18,8 +18,8 @@ from belljar.environments import Environment
 from belljar.environments.installs import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
 from belljar.executions.policy_check import check_policy
-from belljar.executions.working_folder import DiskQuota
 from belljar.facts import CellFacts, SessionFacts
+from belljar.files.disk_usage import DiskQuota
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, way_mode
 from belljar.outputs.events import Notice, Stream

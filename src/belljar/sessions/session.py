@@ -19,8 +19,8 @@ from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
 from belljar.executions.inbox import Inbox
 from belljar.executions.shared_workspace import OwnerFolder, SharedWorkspace
-from belljar.executions.working_folder import DiskQuota
 from belljar.facts import SessionFacts
+from belljar.files.disk_usage import DiskQuota
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import ExecutionRecord, Journal, new_id

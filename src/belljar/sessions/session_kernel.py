@@ -12,7 +12,7 @@ from pathlib import Path
 from belljar import metrics
 from belljar.errors import BelljarError, KernelStartFailed
 from belljar.executions.outcome import KernelLoss, StateLossNotice, killed_text
-from belljar.executions.working_folder import DiskQuota
+from belljar.files.disk_usage import DiskQuota
 from belljar.kernels.base import ForkableKernel, Kernel, StatefulKernel, is_forkable, is_remote
 from belljar.outputs.events import Finished
 from belljar.provisioning.handover import Handover, RestoredCheckpoint, ResumableKernel
