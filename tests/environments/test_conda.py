@@ -14,8 +14,9 @@ import pytest
 from conda_channel import Channel, python_package
 
 from belljar.api import LocalSession, open_engine
-from belljar.environments import CondaPlace, find_conda, list_conda, open_environment
+from belljar.environments import open_environment
 from belljar.environments.base import describe, inspect_interpreter
+from belljar.environments.conda.places import CondaPlace, find_conda, list_conda
 from belljar.environments.installed_check import check_installed, describe_packages
 from belljar.environments.installs import install
 from belljar.errors import EnvironmentBroken

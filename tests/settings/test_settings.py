@@ -7,6 +7,7 @@ from belljar import settings as table
 from belljar.errors import SettingsError
 from belljar.sandboxes.limits.table import LIMITS
 from belljar.settings import ApiKey, Settings, explain, hash_key, load_settings, parse_key
+from belljar.settings.fields import allowed
 from belljar.settings.sources import ALIASES
 from belljar.settings.trust import trust
 from trusted_settings import write_trusted
@@ -172,7 +173,7 @@ def test_a_wrong_value_in_a_file_names_setting_value_file_and_what_is_allowed(
     assert error.message.startswith(f"{name} = ")
     assert value in error.message
     assert str(empty_place / "work" / "belljar.toml") in error.message
-    assert error.hint == f"{name} takes {table.allowed(name)}"
+    assert error.hint == f"{name} takes {allowed(Settings, name)}"
 
 
 def test_a_wrong_value_elsewhere_names_its_variable_or_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +200,10 @@ def test_a_file_that_is_not_toml_is_refused_by_name(content: bytes) -> None:
 
 
 def test_what_is_allowed_is_told_in_words() -> None:
-    assert table.allowed("max_sessions") == "a whole number, at least 1"
-    assert table.allowed("session_idle_s") == "a number, above 0"
-    assert table.allowed("structured") == '"auto" or "always" or "never"'
-    assert table.allowed("oauth_scopes") == "a list of text"
+    assert allowed(Settings, "max_sessions") == "a whole number, at least 1"
+    assert allowed(Settings, "session_idle_s") == "a number, above 0"
+    assert allowed(Settings, "structured") == '"auto" or "always" or "never"'
+    assert allowed(Settings, "oauth_scopes") == "a list of text"
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:8000", "localhost:0", "[::1]:8000", "host.example:65535"])

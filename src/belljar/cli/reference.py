@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from belljar.cli import COMMANDS, GROUPS, application
-from belljar.settings import MEBIBYTE, Settings, allowed, default, variable
+from belljar.settings import MEBIBYTE, Settings, variable
+from belljar.settings.fields import allowed, default
 
 _INTRODUCTION = """\
 # Settings
@@ -82,8 +83,8 @@ def _setting_section(name: str) -> str:
     size = field.get_default() if name.endswith("_bytes") else 0
     in_mib = f" ({size // MEBIBYTE} MiB)" if size and size % MEBIBYTE == 0 else ""
     return (
-        f"## `{name}`\n\n{field.description}\n\n"
-        f"- Takes: {allowed(name)}\n- Default: {default(name)}{in_mib}\n- Variable: `{variable(name)}`\n"
+        f"## `{name}`\n\n{field.description}\n\n- Takes: {allowed(Settings, name)}\n"
+        f"- Default: {default(Settings, name)}{in_mib}\n- Variable: `{variable(name)}`\n"
     )
 
 

@@ -9,8 +9,7 @@ import typer
 
 from belljar.errors import InvalidArgument
 from belljar.settings import CONFIG_FILE, Settings, trust
-from belljar.settings.env_file import ENV_FILE, parse_env_file
-from belljar.settings.sources import parse_config, read_config
+from belljar.settings.sources import ENV_FILE, parse_config, parse_env_file, read_config
 
 
 def command(

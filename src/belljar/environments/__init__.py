@@ -4,8 +4,8 @@ They are separate from the packages of the server: belljar runs their interprete
 nothing from them.
 """
 
-from belljar.environments.base import Environment, Interpreter, inspect_interpreter
-from belljar.environments.conda.places import CondaPlace, find_conda, list_conda
+from belljar.environments.base import Environment
+from belljar.environments.conda.places import list_conda
 from belljar.environments.managed import prepare
 from belljar.environments.selection import (
     check_configured,
@@ -17,14 +17,10 @@ from belljar.environments.selection import (
 )
 
 __all__ = [
-    "CondaPlace",
     "Environment",
-    "Interpreter",
     "check_configured",
     "check_environments",
     "check_name",
-    "find_conda",
-    "inspect_interpreter",
     "known_names",
     "list_conda",
     "open_entry",

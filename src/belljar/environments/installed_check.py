@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from belljar.environments.base import Environment, Interpreter, inspect_interpreter
-from belljar.environments.conda.places import conda_packages
+from belljar.environments.conda.places import conda_packages, is_conda
 from belljar.environments.conda.prefix import layer_package_folders, own_prefix, own_record
 from belljar.environments.installed_packages import Distribution, PackageFolder
 from belljar.errors import InvalidArgument
@@ -216,7 +216,7 @@ def installed_packages(paths: Iterable[Path]) -> dict[str, str]:
 
 def _own_trees(interpreter: Interpreter) -> list[Path]:
     """Return an environment's own folder; for the system's Python its packages, because its prefix is the host's."""
-    if interpreter.is_virtual or (interpreter.prefix / "conda-meta").is_dir():
+    if interpreter.is_virtual or is_conda(interpreter.prefix):
         return [interpreter.prefix]
     return [path for path in interpreter.paths if path.name in ("site-packages", "dist-packages")]
 

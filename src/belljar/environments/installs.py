@@ -5,7 +5,6 @@ read and never changed, and what it has is not installed again. The caller decid
 staging folder is trusted no more than what a session leaves in its layer, and is read only after uv has ended.
 """
 
-import os
 import re
 import shlex
 import tempfile
@@ -28,7 +27,7 @@ from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_check import PackageStatus, check_installed, check_names
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.managed import CONDA_LOCK
-from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host
+from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host, write_new
 from belljar.errors import EnvironmentBroken, InvalidArgument
 from belljar.files.disk_usage import InstallRoom, NoRoom
 from belljar.files.fd_walk import remove_tree
@@ -94,7 +93,7 @@ class WheelFetch:
     async def _plan(self, wanted: list[Requirement], kept: Pins, present: Pins) -> Pins:
         lines = [f"{name}=={version}" for name, version in kept.items()]
         lines += [f"{canonicalize_name(each.name)}{each.specifier}" for each in self.agreed]
-        constraints = _write_new(self.staging, "".join(f"{line}\n" for line in lines))
+        constraints = write_new(self.staging, ".txt", "".join(f"{line}\n" for line in lines))
         # The layer's package hides the environment's of the same name, so uv must not count on the latter.
         hidden = [option for name in sorted(present.keys() - kept.keys()) for option in ("--reinstall-package", name)]
         options = ("--dry-run", "--break-system-packages", "--constraints", constraints, *hidden)
@@ -112,15 +111,6 @@ class WheelFetch:
         if answer.status:
             raise UvError(answer.complaint)
         return answer
-
-
-def _write_new(folder: Path, text: str) -> str:
-    """Write a file with a random name, because whoever can write to the folder could put a link under a known one."""
-    descriptor, path = tempfile.mkstemp(dir=folder, suffix=".txt")
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - opens a descriptor
-        os.fchmod(descriptor, 0o644)
-        file.write(text)
-    return Path(path).name
 
 
 def _spell(requirement: Requirement) -> str:
@@ -232,7 +222,7 @@ async def install(
             with anyio.fail_after(timeout_s):
                 async with open_lock(layer.with_name(f".{layer.name}.lock")):
                     tell = on_stage or _keep_quiet
-                    hear = on_change or _ignore
+                    hear: Callable[[PackageChange], None] = on_change or (lambda _: None)
                     installation = _Installation(environment, layer, staging, timeout_s, hear, tell, room)
 
                     def filled() -> list[Path]:
@@ -253,10 +243,6 @@ async def install(
 
 async def _keep_quiet(_: str) -> None:
     """Ignore the message."""
-
-
-def _ignore(_: PackageChange) -> None:
-    """Ignore the change."""
 
 
 @dataclass(frozen=True, slots=True)

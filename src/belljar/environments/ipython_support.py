@@ -82,7 +82,7 @@ def check_support(interpreter: Interpreter, folder: Path) -> None:
 
 
 async def _make(folder: Path, interpreter: Interpreter, on_progress: Callable[[str], None] | None) -> None:
-    tell = on_progress or _keep_quiet
+    tell: Callable[[str], None] = on_progress or (lambda _: None)
     version = ".".join(map(str, interpreter.release))
     try:
         make_missing(folder.parent)
@@ -194,7 +194,3 @@ def _has(interpreter: Interpreter, name: str) -> bool:
 def _is_whole(folder: Path) -> bool:
     """Tell whether a folder is complete: it gets its final name only when nothing is missing in it."""
     return folder.is_dir()
-
-
-def _keep_quiet(_: str) -> None:
-    """Ignore the message."""

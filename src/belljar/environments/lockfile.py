@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from belljar.environments.base import Environment, Interpreter, inspect_interpreter
 from belljar.environments.conda.channels import channel_urls, recorded_channels
-from belljar.environments.conda.prefix import META, files_of, own_packages, own_prefix, records_of
+from belljar.environments.conda.prefix import files_of, own_packages, own_prefix, records_of
 from belljar.environments.installed_packages import Distribution, PackageFolder
 
 _DIRECT_LIMIT = 64_000
@@ -68,11 +68,6 @@ class _Content:
 
     pins: dict[str, str]
     wheels: dict[str, Distribution]
-
-
-def is_conda(prefix: Path) -> bool:
-    """Tell whether conda's tools have put packages into a prefix."""
-    return (prefix / META).is_dir()
 
 
 def conda_lock(interpreter: Interpreter, name: str, channels: Sequence[str], layer: Path | None = None) -> str:

@@ -114,7 +114,7 @@ async def prepare(
 ) -> Path:
     """Make the environment unless it is there, and return its interpreter; `show` lets uv write to our stderr."""
     root = recipe_folder(settings, recipe)
-    tell = on_progress or _keep_quiet
+    tell: Callable[[str], None] = on_progress or (lambda _: None)
     if is_ready(root):
         _add_startup_file(root)
         return interpreter_path(root)
@@ -178,10 +178,6 @@ def _add_startup_file(root: Path) -> None:
             with contextlib.suppress(OSError):
                 write_file(packages / _STARTUP, _STARTUP_LINE)
                 (packages / _STARTUP).chmod(0o644)  # users of sessions read it
-
-
-def _keep_quiet(_: str) -> None:
-    """Ignore the message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from belljar.environments.base import Environment, Interpreter, describe, inspect_interpreter
 from belljar.environments.conda.channels import channels_of
-from belljar.environments.conda.places import find_conda
+from belljar.environments.conda.places import find_conda, is_conda
 from belljar.environments.ipython_support import check_support, has_ipython, provide, support_folder
 from belljar.environments.managed import DEFAULT, Recipe, interpreter_path, is_ready, prepare, recipe_folder
 from belljar.environments.requirements import read_requirements
@@ -139,7 +139,7 @@ def kind_of(interpreter: Interpreter) -> str:
     """Return the kind of environment that an interpreter given by its path belongs to."""
     if interpreter.is_virtual:
         return "venv"
-    return "conda" if (interpreter.prefix / "conda-meta").is_dir() else "system"
+    return "conda" if is_conda(interpreter.prefix) else "system"
 
 
 def _check_uv() -> HostCheck:

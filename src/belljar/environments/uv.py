@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -245,65 +246,31 @@ async def _run_captured(
     # its process group when the other end of this pipe closes.
     lifeline, held = os.pipe()
     try:
-        return await _run_guarded(
-            [sys.executable, "-I", "-S", str(GUARD), str(lifeline), *command],
-            lifeline,
-            directory=directory,
-            timeout_s=timeout_s,
-            show=show,
-            on_line=on_line,
-            pass_fds=pass_fds,
-            variables=variables,
-        )
+        try:
+            process = await anyio.open_process(
+                [sys.executable, "-I", "-S", str(GUARD), str(lifeline), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if show else subprocess.PIPE,
+                cwd=directory,
+                start_new_session=True,
+                pass_fds=(*pass_fds, lifeline),
+                env={**os.environ, **variables} if variables else None,
+                # Sessions of a server that runs as root are users of their own, and have to read what is made here.
+                umask=0o022 if os.geteuid() == 0 else -1,
+            )
+        finally:
+            os.close(lifeline)
+        try:
+            with anyio.fail_after(timeout_s):
+                output = await listen(process.stderr, on_line) if process.stderr else ""
+                return UvAnswer(await process.wait(), output)
+        except TimeoutError:
+            return stopped_after(timeout_s)
+        finally:
+            await _end(process)
     finally:
         os.close(held)
-
-
-async def _run_guarded(
-    command: Sequence[str],
-    lifeline: int,
-    *,
-    directory: Path,
-    timeout_s: float,
-    show: bool,
-    on_line: Callable[[str], None] | None,
-    pass_fds: Sequence[int],
-    variables: Mapping[str, str] | None,
-) -> UvAnswer:
-    try:
-        process = await _open_process(command, lifeline, directory, show, pass_fds, variables)
-    finally:
-        os.close(lifeline)
-    try:
-        with anyio.fail_after(timeout_s):
-            output = await listen(process.stderr, on_line) if process.stderr else ""
-            return UvAnswer(await process.wait(), output)
-    except TimeoutError:
-        return stopped_after(timeout_s)
-    finally:
-        await _end(process)
-
-
-async def _open_process(
-    command: Sequence[str],
-    lifeline: int,
-    directory: Path,
-    show: bool,
-    pass_fds: Sequence[int],
-    variables: Mapping[str, str] | None,
-) -> Process:
-    return await anyio.open_process(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None if show else subprocess.PIPE,
-        cwd=directory,
-        start_new_session=True,
-        pass_fds=(*pass_fds, lifeline),
-        env={**os.environ, **variables} if variables else None,
-        # Sessions of a server that runs as root are users of their own, and have to read what is made here.
-        umask=0o022 if os.geteuid() == 0 else -1,
-    )
 
 
 def stopped_after(timeout_s: float) -> UvAnswer:
@@ -323,6 +290,18 @@ async def listen(chunks: AsyncIterable[bytes], on_line: Callable[[str], None] | 
             for complete in lines:
                 on_line(complete.strip())
     return captured
+
+
+def write_new(folder: Path, suffix: str, text: str) -> str:
+    """Write a file that all can read, and return its name.
+
+    The name is random, because whoever can write to the folder could put a link under a known one.
+    """
+    descriptor, path = tempfile.mkstemp(dir=folder, suffix=suffix)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - opens a descriptor
+        os.fchmod(descriptor, 0o644)
+        file.write(text)
+    return Path(path).name
 
 
 async def _end(process: Process) -> None:

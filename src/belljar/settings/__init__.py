@@ -15,7 +15,6 @@ from pydantic import JsonValue, ValidationError
 
 from belljar.errors import SettingsError
 from belljar.settings import fields, sources
-from belljar.settings.env_file import apply_env_file, unread_env_file
 from belljar.settings.environments import EnvironmentEntry, Kind
 from belljar.settings.keys import ApiKey, hash_key, is_key_name, parse_key
 from belljar.settings.kinds import NONE
@@ -31,9 +30,7 @@ __all__ = [
     "Kind",
     "SettingOrigin",
     "Settings",
-    "allowed",
     "config_files",
-    "default",
     "explain",
     "flag",
     "given_flags",
@@ -84,7 +81,7 @@ def load_with_env_file(flags: Mapping[str, object] = {}) -> tuple[Settings, str]
     The latter names variables, never their values.
     """
     settings = load_settings(flags)
-    said = apply_env_file(settings.env_file, is_named=_is_env_file_named(settings))
+    said = sources.apply_env_file(settings.env_file, is_named=_is_env_file_named(settings))
     _warn_of(_unread_env_file(settings))
     return (load_settings(flags) if said else settings), said
 
@@ -95,7 +92,7 @@ def unread_files(settings: Settings) -> list[Path]:
 
 
 def _unread_env_file(settings: Settings) -> Path | None:
-    return None if _is_env_file_named(settings) else unread_env_file(settings.env_file)
+    return None if _is_env_file_named(settings) else sources.unread_env_file(settings.env_file)
 
 
 def _is_env_file_named(settings: Settings) -> bool:
@@ -118,30 +115,16 @@ def explain(flags: Mapping[str, object] = {}) -> list[SettingOrigin]:
         SettingOrigin(
             name,
             fields.shown(getattr(settings, name)),
-            _origin(name, layers),
+            sources.winner(name, layers)[1],
             field.description or "",
         )
         for name, field in Settings.model_fields.items()
     ]
 
 
-def _origin(name: str, layers: list[sources.Layer]) -> str:
-    return sources.winner(name, layers)[1]
-
-
 def given_flags(flags: Mapping[str, object]) -> dict[str, Any]:
     """Return the flags that were given: None counts only for limits."""
     return {name: value for name, value in flags.items() if value is not None or fields.may_be_none(Settings, name)}
-
-
-def allowed(name: str) -> str:
-    """Return the values that a setting takes, in words."""
-    return fields.allowed(Settings, name)
-
-
-def default(name: str) -> str:
-    """Return the default of a setting, in Markdown and without this machine's paths."""
-    return fields.default(Settings, name)
 
 
 def unknown_variables() -> list[str]:

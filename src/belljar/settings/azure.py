@@ -5,10 +5,13 @@ from its variables. Only the form is checked here; nothing is connected to.
 """
 
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from belljar.errors import SettingsError
+
+if TYPE_CHECKING:
+    from belljar.settings.table import Settings
 
 AZURE = "azure"
 """The environment whose sessions live in the pool."""
@@ -28,36 +31,7 @@ _REGION = re.compile(r"[a-z0-9-]{1,60}")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class PoolSettings(Protocol):
-    """The settings that name a pool."""
-
-    @property
-    def azure_endpoint(self) -> str:
-        """Return the whole address, or nothing."""
-        ...
-
-    @property
-    def azure_subscription(self) -> str:
-        """Return the subscription's id."""
-        ...
-
-    @property
-    def azure_resource_group(self) -> str:
-        """Return the name of the resource group."""
-        ...
-
-    @property
-    def azure_session_pool(self) -> str:
-        """Return the name of the pool."""
-        ...
-
-    @property
-    def azure_region(self) -> str:
-        """Return the region, such as `westus2`."""
-        ...
-
-
-def pool_endpoint(settings: PoolSettings) -> str:
+def pool_endpoint(settings: "Settings") -> str:
     """Return the address of the configured pool; empty if there is none, or if only some of its names are set."""
     if settings.azure_endpoint:
         return settings.azure_endpoint
@@ -71,13 +45,13 @@ def pool_endpoint(settings: PoolSettings) -> str:
     return f"https://{settings.azure_region}.dynamicsessions.io/{path}"
 
 
-def missing_names(settings: PoolSettings) -> list[str]:
+def missing_names(settings: "Settings") -> list[str]:
     """Return those of the four variables that are not set although others are; none where none is needed."""
     lacking = [variable for name, variable in VARIABLES.items() if not getattr(settings, name)]
     return [] if settings.azure_endpoint or len(lacking) == len(VARIABLES) else lacking
 
 
-def check_pool_names(settings: PoolSettings) -> None:
+def check_pool_names(settings: "Settings") -> None:
     """Refuse settings that name a pool only in part. Called where sessions are to live in one."""
     if missing := missing_names(settings):
         raise SettingsError(

@@ -13,29 +13,29 @@ from belljar.errors import SettingsError
 from belljar.settings.keys import MASK, masked
 from belljar.settings.kinds import NONE
 
-Table = type[BaseSettings]
+SettingsTable = type[BaseSettings]
 
 
-def allowed(table: Table, name: str) -> str:
+def allowed(table: SettingsTable, name: str) -> str:
     """Return the values that a setting takes, in words."""
     field = table.model_fields[name]
     return _note(field, "allowed") or _allowed_type(field.annotation) + _bounds(field)
 
 
-def default(table: Table, name: str) -> str:
+def default(table: SettingsTable, name: str) -> str:
     """Return the default of a setting, in Markdown and without this machine's paths."""
     field = table.model_fields[name]
     return _note(field, "default") or f"`{json.dumps(shown(field.get_default()))}`"
 
 
-def unknown(table: Table, name: str, origin: str) -> SettingsError:
+def unknown(table: SettingsTable, name: str, origin: str) -> SettingsError:
     """Return the error for a name that no setting has."""
     near = difflib.get_close_matches(name, table.model_fields, n=1)
     hint = f"Did you mean {near[0]}?" if near else "`belljar config` lists every setting"
     return SettingsError(f"unknown setting {name} from {origin}", hint=hint)
 
 
-def unusable(table: Table, name: str, value: object, origin: str, reason: str) -> SettingsError:
+def unusable(table: SettingsTable, name: str, value: object, origin: str, reason: str) -> SettingsError:
     """Return the error for a value that a setting does not take."""
     shown = MASK if name in ("api_keys", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
     return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
@@ -58,17 +58,17 @@ def shown(value: Any) -> JsonValue:
     return str(value) if isinstance(value, Path) else value
 
 
-def may_be_none(table: Table, name: str) -> bool:
+def may_be_none(table: SettingsTable, name: str) -> bool:
     """Tell whether a setting is a limit that can be none."""
     return name in table.model_fields and type(None) in get_args(table.model_fields[name].annotation)
 
 
-def takes_text(table: Table, name: str) -> bool:
+def takes_text(table: SettingsTable, name: str) -> bool:
     """Tell whether a setting that is a list may also be written as one text."""
     return name in table.model_fields and bool(_note(table.model_fields[name], "is_text"))
 
 
-def is_table(table: Table, name: str) -> bool:
+def is_table(table: SettingsTable, name: str) -> bool:
     """Tell whether a setting is a table with named entries."""
     return name in table.model_fields and kind(table.model_fields[name].annotation) is dict
 

@@ -3,11 +3,20 @@
 import keyword
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from belljar.egress.rules import PACKAGES, parse_rule
 
@@ -113,6 +122,53 @@ def _absolute(path: Path) -> Path:
 def absolute_file(path: str) -> str:
     """Return the absolute path of a file, so that a change of directory does not matter; empty for none."""
     return str(_absolute(Path(path))) if path else ""
+
+
+# Host folders that sessions see. Only the form is checked here; `provisioning/host_folders.py` says who sees which,
+# `files/host_folders.py` opens them.
+
+_RESERVED_FOLDERS = {"data": "/mnt/data is the session's own folder; choose another name, such as datasets"}
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class FolderSetting(BaseModel):
+    """One entry of the setting `folders`; a path alone is a read-only folder that everybody's sessions see."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    path: str
+    """The folder on the host, absolute."""
+    writable: bool = False
+    owners: tuple[str, ...] = ()
+    """Whose sessions see it: names of keys, `local`, or `jwt:ISSUER#SUBJECT`; none named means everybody's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else cast("object", value)
+
+    @field_validator("path")
+    @classmethod
+    def _is_absolute(cls, path: str) -> str:
+        if not path.startswith(("/", "~")):
+            raise ValueError("a folder is named by its absolute path, like /home/me/datasets")
+        if any(character in path for character in '\0\n,"'):
+            raise ValueError("the path of a folder has no commas, quotes or line ends")
+        return absolute_file(path)
+
+    def is_for(self, principal: str) -> bool:
+        """Tell whether the sessions of this principal see it."""
+        return not self.owners or principal in self.owners or principal.removeprefix("key:") in self.owners
+
+
+def checked_folders(entries: dict[str, FolderSetting]) -> dict[str, FolderSetting]:
+    """Refuse names that are taken or could not be a folder's."""
+    for name in entries:
+        if name in _RESERVED_FOLDERS:
+            raise ValueError(_RESERVED_FOLDERS[name])
+        if not _FOLDER_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name, like sales or invoices-2025")
+    return entries
 
 
 def public_address(url: str) -> str:

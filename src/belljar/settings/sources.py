@@ -3,8 +3,13 @@
 From lowest to highest: defaults, the user's `belljar.toml`, the working directory's (or `BELLJAR_CONFIG`), `BELLJAR_*`
 variables, flags. The working directory's file is read only if the user trusts it (`trust.py`). This module knows the
 names and types of a table of settings, not what they are for.
+
+The `.env` of the working directory has `NAME=value` lines that every command takes as variables of its own. A variable
+that is set already stays as it is. Values are never logged and never reach a session, which gets none of the server's
+variables. A `.env` that nobody named is read only if the user trusts it, too.
 """
 
+import io
 import json
 import os
 import stat
@@ -19,12 +24,13 @@ from pydantic_settings import EnvSettingsSource
 
 from belljar.errors import SettingsError
 from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
-from belljar.settings.fields import Table, kind, may_be_none, takes_text, unknown, unusable
+from belljar.settings.fields import SettingsTable, kind, may_be_none, takes_text, unknown, unusable
 from belljar.settings.keys import is_hashed
 from belljar.settings.kinds import NONE
 from belljar.settings.trust import is_trusted, user_folder
 
 CONFIG_FILE = "belljar.toml"
+ENV_FILE = ".env"
 PREFIX = "BELLJAR_"
 CONFIG_VARIABLE = "BELLJAR_CONFIG"
 SECRETS = "BELLJAR_SECRET_"
@@ -81,7 +87,7 @@ class _Environment(EnvSettingsSource):
         return own if own.lower() in self.env_vars or name not in ALIASES else ALIASES[name]
 
 
-def _table(table: Table, name: str, text: str) -> Any:
+def _table(table: SettingsTable, name: str, text: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -91,7 +97,7 @@ def _table(table: Table, name: str, text: str) -> Any:
     return cast("dict[str, Any]", value)
 
 
-def _list(table: Table, name: str, text: str) -> Any:
+def _list(table: SettingsTable, name: str, text: str) -> Any:
     """Return the entries of a list that is written with commas, or as JSON like `belljar config` prints it."""
     if text.lstrip().startswith("["):
         try:
@@ -103,7 +109,7 @@ def _list(table: Table, name: str, text: str) -> Any:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def layers(table: Table) -> list[Layer]:
+def layers(table: SettingsTable) -> list[Layer]:
     """Return the sources below the flags, highest first."""
     environment = _Environment(table)
     return [Layer(environment(), environment.origin), *_file_layers(table)]
@@ -150,7 +156,7 @@ def read_config(path: Path, *, is_from_anybody: bool = False) -> bytes:
     return content
 
 
-def parse_config(table: Table, path: Path, content: bytes) -> dict[str, Any]:
+def parse_config(table: SettingsTable, path: Path, content: bytes) -> dict[str, Any]:
     """Parse a file of settings, and check its names and types."""
     try:
         values = tomllib.loads(content.decode())
@@ -195,7 +201,7 @@ def _is_wanted(path: Path) -> bool:
     return False
 
 
-def _file_layers(table: Table) -> list[Layer]:
+def _file_layers(table: SettingsTable) -> list[Layer]:
     nearest, *own = config_files()
     below = [_file_layer(table, path, read_config(path)) for path in own if _is_wanted(path)]
     if not _is_wanted(nearest):
@@ -210,11 +216,11 @@ def _is_from_anybody(path: Path) -> bool:
     return not os.environ.get(CONFIG_VARIABLE) and (own is None or path != own / CONFIG_FILE)
 
 
-def _file_layer(table: Table, path: Path, content: bytes) -> Layer:
+def _file_layer(table: SettingsTable, path: Path, content: bytes) -> Layer:
     return Layer(parse_config(table, path, content), lambda _: str(path))
 
 
-def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
+def _check_from_file(table: SettingsTable, name: str, value: Any, origin: str) -> None:
     """Refuse an unknown name or a wrong type in a file; variables are always text, so their types are not checked."""
     if name not in table.model_fields:
         raise unknown(table, name, origin)
@@ -233,3 +239,55 @@ def _check_from_file(table: Table, name: str, value: Any, origin: str) -> None:
         raise SettingsError(
             f"azure_key in {origin} is a key in plain text", hint=f"Set the variable {variable('azure_key')} instead"
         )
+
+
+# The `.env` of the working directory
+
+
+def apply_env_file(path: str, *, is_named: bool) -> str:
+    """Set the variables of a file that are not set yet, and return what was read, with names and without values.
+
+    `is_named`: the user named the file, so that it need not be trusted, and it is an error if it is not there.
+    """
+    if not path:
+        return ""
+    file = Path(path).expanduser().absolute()
+    if is_named and not file.exists():
+        raise SettingsError(f"env_file {file} is not there", hint="Make it, or name another one")
+    content = read_config(file) if is_named else read_if_trusted(file)
+    if content is None:
+        return ""
+    values = parse_env_file(file, content)
+    new = [name for name in values if name not in os.environ]
+    os.environ.update({name: values[name] for name in new})
+    kept = ", ".join(name for name in values if name not in new)
+    return f"read {file}: {', '.join(new) or 'nothing new'}{f'; set already: {kept}' if kept else ''}"
+
+
+def unread_env_file(path: str) -> Path | None:
+    """Return a `.env` that nobody named if it is not read and has something to say to belljar."""
+    file = Path(path).expanduser().absolute()
+    try:
+        content = read_config(file, is_from_anybody=True)
+    except SettingsError:
+        return None  # none is there, or it is the folder of a virtual environment
+    # Many projects have a `.env` that is none of belljar's business.
+    is_ours = any(name.encode() in content for name in (PREFIX, *ALIASES.values()))
+    return file if is_ours and read_if_trusted(file) is None else None
+
+
+def parse_env_file(file: Path, content: bytes) -> dict[str, str]:
+    """Return the variables of a file; SettingsError names the line that is none. No value refers to another."""
+    from dotenv.parser import parse_stream  # loaded where there is a file
+
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from error
+    values: dict[str, str] = {}
+    for binding in parse_stream(io.StringIO(text)):
+        if binding.error or (binding.key and "\0" in f"{binding.key}{binding.value}"):
+            raise SettingsError(f"line {binding.original.line} of {file} is not NAME=value", hint="Mend or remove it")
+        if binding.key and binding.value is not None:
+            values[binding.key] = binding.value
+    return values

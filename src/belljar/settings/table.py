@@ -10,19 +10,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from belljar.settings.azure import DEFAULT_SCOPE, checked_endpoint, checked_part, checked_region
-from belljar.settings.env_file import ENV_FILE
 from belljar.settings.environments import EnvironmentEntry, checked_names
-from belljar.settings.folders import FolderSetting, checked_folders
 from belljar.settings.keys import LOCAL_PRINCIPAL, checked_key, parse_key
 from belljar.settings.kinds import (
     Count,
     Directory,
+    FolderSetting,
     Gpus,
     Seconds,
     Share,
     absolute_file,
     checked_address,
     checked_channel,
+    checked_folders,
     checked_image,
     checked_module,
     checked_rule,
@@ -36,7 +36,7 @@ from belljar.settings.kinds import (
     within_sessions,
 )
 from belljar.settings.sandboxes import OWN, checked_sandbox
-from belljar.settings.sources import PREFIX, layers
+from belljar.settings.sources import ENV_FILE, PREFIX, layers
 
 MEBIBYTE = 1024 * 1024
 """The bytes of one unit of a setting or a limit whose name ends in `_mb`."""

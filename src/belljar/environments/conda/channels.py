@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.egress.rules import Rule, rule_of_url
 from belljar.environments.base import exposes_home
+from belljar.environments.conda.places import META
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ALIAS = "https://conda.anaconda.org"
@@ -72,7 +73,7 @@ def recorded_channels(prefix: Path) -> list[str]:
     """Return the channels that the packages of a prefix came from, the most frequent first."""
     found: Counter[str] = Counter()
     with suppress(OSError):
-        for file in islice((prefix / "conda-meta").glob("*.json"), _RECORDS_LIMIT):
+        for file in islice((prefix / META).glob("*.json"), _RECORDS_LIMIT):
             if match := _URL.search(file.read_bytes()):
                 found[match[1].decode("utf-8", "replace")] += 1
     urls = [url for url, _ in found.most_common()]

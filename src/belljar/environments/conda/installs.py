@@ -7,8 +7,6 @@ where the solver of a layer runs; its answer is trusted no more than one from a 
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +23,7 @@ from belljar.environments.conda.prefix import copy_records, move_into_prefix, ow
 from belljar.environments.installed_check import check_installed
 from belljar.environments.layers import take_over
 from belljar.environments.requirements import EnvironmentRequirements
-from belljar.environments.uv import EXTRA, OpenUv, UvAnswer, check_rattler, find_rattler, run_solver
+from belljar.environments.uv import EXTRA, OpenUv, UvAnswer, check_rattler, find_rattler, run_solver, write_new
 from belljar.errors import EnvironmentBroken
 from belljar.files.disk_usage import InstallRoom
 from belljar.files.fd_walk import remove_tree
@@ -151,12 +149,7 @@ def _spelled(specifier: Specifier) -> str:
 
 def write_request(staging: Path, request: SolverRequest) -> str:
     """Write a request into the folder that the solver will work in, and return the name of its file."""
-    # A random name, because whoever can write to the folder could have put a link under a predictable one.
-    descriptor, path = tempfile.mkstemp(dir=staging, suffix=".json")
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - opens a descriptor
-        os.fchmod(descriptor, 0o644)
-        json.dump(request, file)
-    return Path(path).name
+    return write_new(staging, ".json", json.dumps(request))
 
 
 def read_answer(uv_answer: UvAnswer, count: int) -> SolverAnswer:

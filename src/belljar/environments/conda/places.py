@@ -20,7 +20,8 @@ from belljar.errors import EnvironmentBroken
 TOOLS = ("conda", "mamba", "micromamba", "pixi")
 _LISTERS = ("conda", "mamba", "micromamba")
 _BASE = "base"
-_META = "conda-meta"
+META = "conda-meta"
+"""The folder of a prefix in which conda's tools record its packages."""
 _TOOL_TIMEOUT_S = 30
 _PACKAGES_LIMIT = 20_000
 # Where installers put the root by default.
@@ -70,7 +71,7 @@ def list_conda() -> list[CondaPlace]:
 def conda_packages(prefix: Path) -> dict[str, str]:
     """Return the versions of an environment's conda packages, Python's or not; empty if it is not conda's."""
     try:
-        files = [entry.stem for entry in islice((prefix / _META).iterdir(), _PACKAGES_LIMIT) if entry.suffix == ".json"]
+        files = [entry.stem for entry in islice((prefix / META).iterdir(), _PACKAGES_LIMIT) if entry.suffix == ".json"]
     except OSError:
         return {}
     # A file is called NAME-VERSION-BUILD, and only NAME may contain dashes.
@@ -81,9 +82,9 @@ def conda_packages(prefix: Path) -> dict[str, str]:
 def _checked(prefix: Path, chosen: str) -> Path:
     if not prefix.is_dir():
         raise EnvironmentBroken(f"no such conda environment: {prefix}", hint=_remedy(chosen))
-    if not (prefix / _META).is_dir():
+    if not is_conda(prefix):
         raise EnvironmentBroken(
-            f"{prefix} is not a conda environment: no {_META}", hint="For a virtual environment, use kind venv"
+            f"{prefix} is not a conda environment: no {META}", hint="For a virtual environment, use kind venv"
         )
     if not (prefix / "bin" / "python").exists():
         raise EnvironmentBroken(
@@ -112,7 +113,7 @@ def _on_disk(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
         folders += [Path(entry).expanduser() for entry in variables.get(name, "").split(os.pathsep) if entry]
     for folder in folders:
         with contextlib.suppress(OSError):
-            yield from (CondaPlace(entry.name, entry) for entry in folder.iterdir() if _is_prefix(entry))
+            yield from (CondaPlace(entry.name, entry) for entry in folder.iterdir() if is_conda(entry))
     with contextlib.suppress(OSError, UnicodeDecodeError):
         listed = Path("~/.conda/environments.txt").expanduser().read_text("utf-8").splitlines()
         yield from _named((Path(line.strip()) for line in listed if line.strip()), roots)
@@ -129,7 +130,7 @@ def _roots(variables: Mapping[str, str]) -> Iterator[Path]:
     seen: set[Path] = set()
     for entry in chosen:
         root = Path(entry).expanduser()
-        if entry and root not in seen and (_is_prefix(root) or (root / "envs").is_dir()):
+        if entry and root not in seen and (is_conda(root) or (root / "envs").is_dir()):
             seen.add(root)
             yield root
 
@@ -152,13 +153,14 @@ def _listed_by_tools(variables: Mapping[str, str]) -> Iterator[CondaPlace]:
 def _named(prefixes: Iterable[Path], roots: Iterable[Path]) -> Iterator[CondaPlace]:
     known = set(roots)
     for prefix in prefixes:
-        if _is_prefix(prefix):
+        if is_conda(prefix):
             yield CondaPlace(_BASE if prefix in known else prefix.name, prefix)
 
 
-def _is_prefix(folder: Path) -> bool:
+def is_conda(prefix: Path) -> bool:
+    """Tell whether conda's tools have put packages into a prefix."""
     try:
-        return (folder / _META).is_dir()
+        return (prefix / META).is_dir()
     except OSError:
         return False
 
@@ -167,6 +169,6 @@ def _distinct(places: Iterable[CondaPlace]) -> list[CondaPlace]:
     """Return each folder once, however many lists and links lead to it."""
     found: dict[Path, CondaPlace] = {}
     for place in places:
-        if _is_prefix(place.prefix):
+        if is_conda(place.prefix):
             found.setdefault(place.prefix.resolve(), place)
     return [*found.values()]

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from belljar.environments.conda.places import META
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.layers import is_folder, move, names_in, open_folder, unlink, withdraw
 from belljar.files.private import make_missing
 
-META = "conda-meta"
 _FOLDER = ".conda"
 _RECORDS_LIMIT = 5_000
 _RECORD_BYTES = 32_000_000
