@@ -1,5 +1,8 @@
-"""Tracebacks and warnings as a model reads them."""
+"""Tracebacks and warnings as models and people read them."""
 
+import pytest
+
+from belljar.outputs.html import traceback_html
 from belljar.outputs.tracebacks import short_traceback, short_warnings, without_cell_file
 
 HEADING = "KeyError                                  Traceback (most recent call last)"
@@ -128,3 +131,62 @@ def test_a_warning_names_the_cell_or_the_librarys_file():
     assert short_warnings(said) == "Cell In[19], line 4: UserWarning: old\nlib/a.py:3: FutureWarning: later\nx\n"
     assert short_warnings(f"{SITE}/pandas/__init__.py\n") == f"{SITE}/pandas/__init__.py\n", "what code prints stays"
     assert without_cell_file("SyntaxError: no (<ipython-input-17-ce34593446bc>, line 1)") == "SyntaxError: no"
+
+
+# As people read them
+
+
+def test_a_page_shows_the_message_first_then_the_cells_lines_and_libraries_in_one_line_each():
+    html = traceback_html(
+        [
+            "-" * 75,
+            HEADING,
+            "Cell In[2], line 3",
+            "      1 import pandas as pd",
+            "----> 3 f(df)",
+            "",
+            f"File {SITE}/pandas/core/frame.py:4330, in DataFrame.__getitem__(self, key)",
+            "-> 4330 indexer = self.columns.get_loc(key)",
+            "",
+            "KeyError: 'town<b>'",
+        ]
+    )
+    seen, _, whole = html.partition("<details>")
+    assert seen.index("KeyError: &#x27;town&lt;b&gt;&#x27;") < seen.index("Cell In[2], line 3")
+    assert "<mark>----&gt; 3 f(df)\n</mark>" in seen
+    assert '<li class="library">pandas/core/frame.py:4330, in DataFrame.__getitem__</li>' in seen
+    assert "indexer = self.columns" not in seen
+    assert "indexer = self.columns" in whole
+
+
+def test_a_page_shows_what_caused_an_exception_after_it():
+    html = traceback_html(
+        [
+            "Cell In[1], line 2",
+            "----> 2     1/0",
+            "",
+            "ZeroDivisionError: division by zero",
+            "",
+            "The above exception was the direct cause of the following exception:",
+            "",
+            "Cell In[1], line 4",
+            "----> 4     raise RuntimeError('no') from error",
+            "",
+            "RuntimeError: no",
+        ]
+    )
+    assert html.index("RuntimeError: no") < html.index("It was caused by <strong>ZeroDivisionError: division by zero")
+
+
+def test_a_page_shows_a_syntax_errors_words_before_its_line():
+    html = traceback_html(["  Cell In[3], line 1", "    x = = 1", "        ^", "SyntaxError: invalid syntax"])
+    assert html.index("SyntaxError: invalid syntax") < html.index("x = = 1")
+    assert "<details>" not in html
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["", " "], ["\x1b[31m<script>"], ["Cell In[1], line 1"] * 5_000])
+def test_a_page_of_lines_that_are_no_traceback_is_bounded_and_escaped(lines: list[str]):
+    html = traceback_html(lines)
+    assert '<p class="raised">' in html
+    assert "<script>" not in html
+    assert html.partition("<details>")[0].count("<li>") <= 40

@@ -29,6 +29,7 @@ from belljar.errors import BelljarError
 from belljar.files.transfer import download_folder
 from belljar.outputs.forms import readable_text
 from belljar.outputs.terminal_text import as_plain
+from belljar.outputs.tracebacks import short_traceback
 
 if TYPE_CHECKING:
     from belljar.cli.line_editor import LineEditor
@@ -197,7 +198,7 @@ def _text_and_stream(said: ExecutionOutput) -> tuple[str, TextIO]:
         case "stream":
             return str(content["text"]), sys.stderr if content["name"] == "stderr" else sys.stdout
         case "error":
-            return "\n".join(map(str, content["traceback"])) + "\n", sys.stderr
+            return "\n".join(short_traceback([*map(str, content["traceback"])])) + "\n", sys.stderr
         case "clear_output" | "comm_open" | "comm_msg" | "comm_close":
             return "", sys.stdout
         case _:

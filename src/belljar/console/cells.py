@@ -17,7 +17,7 @@ from belljar.console.templating import markup
 from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.forms import DRAWN, FRAMED, PAGE, READ, form_of, is_readable
-from belljar.outputs.html import LEAST_PIXELS, MAX_PIXELS, frame_height, highlighted
+from belljar.outputs.html import LEAST_PIXELS, MAX_PIXELS, frame_height, highlighted, traceback_html
 from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 
@@ -65,7 +65,7 @@ class OutputBlock:
     @property
     def html(self) -> Any:
         """Return its text as escaped HTML, with the colours that it had in a terminal."""
-        return markup(coloured(self.text))
+        return markup(traceback_html(self.text.split("\n")) if self.kind == "error" else coloured(self.text))
 
 
 @dataclass(frozen=True, slots=True)

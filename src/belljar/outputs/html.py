@@ -7,12 +7,15 @@ our page and from the network. The colours, and the styles of code, are the cons
 import importlib
 import math
 import re
+from collections.abc import Sequence
 from html import escape
+from itertools import islice
 from typing import Any
 
 from belljar.outputs.forms import PAGE, picture_in, readable_text
 from belljar.outputs.notebook import execution_count
 from belljar.outputs.terminal_text import as_plain, coloured, printable
+from belljar.outputs.tracebacks import Frame, RaisedException, folded_frames, raised_exceptions
 
 # Frames without a URL of their own (`srcdoc`) are under the policy of the page around them, so it is theirs too.
 _POLICY = (
@@ -88,10 +91,54 @@ def _output(output: Any, *, runs_scripts: bool) -> str:
                 f'<pre class="output {"stderr" if output.name == "stderr" else "stdout"}">{coloured(output.text)}</pre>'
             )
         case "error":
-            text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
-            return f'<pre class="output error">{coloured(text)}</pre>'
+            lines = output.traceback or [f"{output.ename}: {output.evalue}"]
+            return f'<div class="output error">{traceback_html(lines)}</div>'
         case _:
             return f'<div class="output rich">{_rich(output.data, runs_scripts=runs_scripts)}</div>'
+
+
+# Tracebacks: the message first, the lines of the cell open, libraries folded, and all of it for those who ask
+
+_MAX_FRAMES = 40
+_MAX_WORDS = 12
+_EARLIER = {"which caused:": "It was caused by", "and while that was handled:": "It came while this was handled:"}
+
+
+def traceback_html(lines: Sequence[str]) -> str:
+    """Return a traceback as HTML: what was raised and where in the cell, then what came before it, then the whole."""
+    raised = [*reversed(raised_exceptions(lines))]
+    parts = [_exception_html(raised[0], "")]
+    parts += [_exception_html(each, _EARLIER.get(each.link, "")) for each in raised[1 : _MAX_FRAMES + 1]]
+    is_whole = len(raised) == 1 and len(raised[0].words) <= _MAX_WORDS and len(raised[0].frames) <= _MAX_FRAMES
+    if not is_whole or any(frame.is_library for frame in raised[0].frames):
+        parts.append(f"<details><summary>Show all</summary><pre>{coloured(_joined(lines))}</pre></details>")
+    return "\n".join(parts)
+
+
+def _exception_html(raised: RaisedException, before: str) -> str:
+    # Of a syntax error, the line of code comes before the words.
+    first = next((place for place, line in enumerate(raised.words) if line[:1].strip()), 0)
+    code, (message, *more) = raised.words[:first], raised.words[first : first + _MAX_WORDS] or ["An error"]
+    parts = [f'<p class="raised">{f"{before} " if before else ""}<strong>{coloured(message)}</strong></p>']
+    parts += [f"<pre>{coloured(_joined(block))}</pre>" for block in (more, code[:_MAX_WORDS]) if block]
+    frames = [*islice(folded_frames(raised.frames), _MAX_FRAMES)]
+    if frames:
+        parts.append(f'<ol class="frames">{"".join(map(_frame_html, frames))}</ol>')
+    return "\n".join(parts)
+
+
+def _frame_html(frame: Frame | str) -> str:
+    if isinstance(frame, str) or frame.is_library:
+        return f'<li class="library">{coloured(frame if isinstance(frame, str) else frame.place)}</li>'
+    source = "".join(
+        f"<mark>{coloured(line)}\n</mark>" if line.lstrip().startswith("-") else f"{coloured(line)}\n"
+        for line in frame.source
+    )
+    return f"<li>{coloured(frame.place)}<pre>{source}</pre></li>" if source else f"<li>{coloured(frame.place)}</li>"
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(lines)
 
 
 def _rich(bundle: Any, *, runs_scripts: bool) -> str:
@@ -155,6 +202,16 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .ansi-red { color: var(--red); } .ansi-green { color: var(--string); } .ansi-yellow { color: var(--number); }
 .ansi-blue { color: var(--name); } .ansi-magenta { color: var(--keyword); } .ansi-cyan { color: var(--cyan); }
 .ansi-black, .ansi-white { color: var(--dim); }
+.raised { color: var(--red); margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+.frames { list-style: none; margin: .3rem 0 0; padding: 0; font-size: .8125rem; color: var(--dim);
+  overflow-wrap: anywhere; }
+.frames li { margin: .3rem 0; }
+.frames .library { font: 12px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; margin: 0 0 0 .6rem; }
+.frames pre { color: var(--ink); background: var(--soft); border-radius: .3rem; padding: .35rem .6rem; }
+.frames mark { display: block; margin: 0 -.6rem; padding: 0 .6rem; color: inherit;
+  background: light-dark(#fde8e6, #4a1f1c); }
+.error summary { cursor: pointer; color: var(--dim); font-size: .8125rem; min-height: 24px; }
+.error details pre { color: var(--dim); }
 """
 
 
@@ -175,7 +232,7 @@ header p, .note { color: var(--dim); margin: .25rem 0 1rem; font-size: .85rem; }
 .code { background: var(--soft); border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .8rem; }
 .output { padding: .5rem .8rem 0; max-height: 40rem; overflow: auto; }
 .stderr { color: var(--dim); border-left: 3px solid var(--line); margin-top: .5rem; padding-top: 0; }
-.error { color: var(--red); border-left: 3px solid var(--red); margin-top: .5rem; padding-top: 0; }
+.error { border-left: 3px solid var(--red); margin-top: .5rem; padding-top: 0; }
 .undone .code, .undone .output { opacity: .55; }
 .rich img { max-width: 100%; background: #fff; }
 iframe { width: 100%; border: 1px solid var(--line); border-radius: .4rem; background: #fff; color-scheme: light;

@@ -1,13 +1,15 @@
-"""Tracebacks as a model reads them: one line for each frame, without the server's paths.
+"""Tracebacks as models and people read them: libraries' frames are one line each, without the server's paths.
 
 IPython shows several lines of source around every frame and the whole path of every file. A model knows the code that
-it sent, cannot change a library, and pays for each line; the structured answer, notebooks and people keep the whole.
+it sent, cannot change a library, and pays for each line. A person wants the message and the lines of the cell, and the
+rest when they ask for it; the structured answer and notebooks keep the whole.
 Warnings are shortened in the same way where code printed them.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 MAX_LIBRARY_FRAMES = 4
@@ -36,54 +38,102 @@ _WARNED_FILE = re.compile(r"^(?P<path>/[^\s:]++)(?P<said>:\d++: \w*Warning: )", 
 _CELL_FILE = re.compile(r" ?\(<ipython-input-\d+-[0-9a-f]+>, line \d+\)")
 
 
-def short_traceback(lines: Sequence[str]) -> list[str]:
-    """Return a traceback with one line for each frame; what is not in IPython's form stays as it is.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of a traceback; of a library's frame only the place is worth showing."""
 
-    Of an exception that came before the last one, in libraries alone, only the words are shown, and not even these if
-    the last one has the same.
+    place: str
+    is_library: bool
+    code: str = ""
+    """The line that ran, where its source was there."""
+    source: tuple[str, ...] = ()
+    """That line with those around it, numbered, as IPython shows them."""
+
+    @property
+    def line(self) -> str:
+        """Return the frame as one line."""
+        return f"{self.place}: {self.code}" if self.code and not self.is_library else self.place
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedException:
+    """An exception of a traceback: its frames, the lines with its name and words, and how it led to the next one."""
+
+    frames: list[Frame]
+    words: list[str]
+    link: str = ""
+
+    @property
+    def is_inner(self) -> bool:
+        """Return whether it was raised and handled in libraries alone."""
+        return all(frame.is_library for frame in self.frames)
+
+
+def raised_exceptions(lines: Sequence[str]) -> list[RaisedException]:
+    """Return the exceptions of a traceback, the one that the cell ended with last.
+
+    Of one that came before it, in libraries alone, there are only the words, and it is left out if the last one has
+    the same words. Lines that are not in IPython's form are words.
     """
-    blocks: list[list[str]] = [[]]
-    links: list[str] = []
+    blocks: list[tuple[list[str], str]] = []
+    block: list[str] = []
     for line in lines:
         if link := _LINKS.get(line.strip()):
-            links.append(link)
-            blocks.append([])
+            blocks.append((block, link))
+            block = []
         else:
-            blocks[-1].append(line)
-    *earlier, (last_frames, last_lines) = [_short_block(block) for block in blocks]
-    last_text = "\n".join(last_lines)
-    shown: list[str] = []
-    for (frames, error_lines), link in zip(earlier, links, strict=True):
-        is_inner = all(is_library for _, is_library in frames)
-        message = "\n".join(error_lines).partition(": ")[2]
-        if is_inner and message and message in last_text:
+            block.append(line)
+    last = _exception(block, "")
+    last_text = "\n".join(last.words)
+    earlier: list[RaisedException] = []
+    for block, link in blocks:
+        raised = _exception(block, link)
+        message = "\n".join(raised.words).partition(": ")[2]
+        if raised.is_inner and message and message in last_text:
             continue
-        shown += [*([] if is_inner else _folded(frames)), *error_lines, link]
-    return [*shown, *_folded(last_frames), *last_lines]
+        earlier.append(replace(raised, frames=[]) if raised.is_inner else raised)
+    return [*earlier, last]
 
 
-def _short_block(lines: Sequence[str]) -> tuple[list[tuple[str, bool]], list[str]]:
-    """Return the frames of one exception, each with whether it is a library's, and the lines that follow them."""
-    frames: list[tuple[str, bool]] = []
-    error_lines: list[str] = []
+def short_traceback(lines: Sequence[str]) -> list[str]:
+    """Return a traceback with one line for each frame; what is not in IPython's form stays as it is."""
+    shown: list[str] = []
+    for raised in raised_exceptions(lines):
+        shown += [each if isinstance(each, str) else each.line for each in folded_frames(raised.frames)]
+        shown += [*raised.words, *filter(None, [raised.link])]
+    return shown
+
+
+def folded_frames(frames: Sequence[Frame]) -> Iterator[Frame | str]:
+    """Yield frames; of a long row of library frames only the first and the last ones, with how many are left out."""
+    for is_library, row in groupby(frames, key=lambda frame: frame.is_library):
+        shown: list[Frame | str] = [*row]
+        if is_library and len(shown) > MAX_LIBRARY_FRAMES + 1:
+            shown[1 : 1 - MAX_LIBRARY_FRAMES] = [f"... {len(shown) - MAX_LIBRARY_FRAMES} more library frames ..."]
+        yield from shown
+
+
+def _exception(lines: Sequence[str], link: str) -> RaisedException:
+    """Return one exception of the lines between two links."""
+    frames: list[Frame] = []
+    words: list[str] = []
     rest = deque(lines)
     while rest:
         line = rest.popleft()
         if _RULE.fullmatch(line) or _HEADING.fullmatch(line) or _HIDDEN.fullmatch(line):
             continue
         if cell := _CELL.fullmatch(line):
-            source = _take_source(rest)
             place = f"{cell['place']}{(cell['of'] or '').rstrip()}"
-            frames.append((f"{place}: {source}" if source else place, False))
+            frames.append(Frame(place, False, *_take_source(rest)))
         elif file := _FILE.fullmatch(line):
             source = _take_source(rest)
             if _OURS not in file["path"]:
-                frames.append(_frame(file, source))
-        elif line or error_lines:
-            error_lines.append(line)
-    while error_lines and not error_lines[-1]:
-        error_lines.pop()
-    return frames, error_lines
+                frames.append(_frame(file, *source))
+        elif line or words:
+            words.append(line)
+    while words and not words[-1]:
+        words.pop()
+    return RaisedException(frames, words, link)
 
 
 def without_cell_file(error: str) -> str:
@@ -97,35 +147,26 @@ def short_warnings(text: str) -> str:
     return _WARNED_FILE.sub(lambda found: f"{_LIBRARY.sub('', found['path'])}{found['said']}", text)
 
 
-def _take_source(rest: deque[str]) -> str:
-    """Remove the lines of source that follow a frame, and return the one that the arrow points at."""
-    source = ""
+def _take_source(rest: deque[str]) -> tuple[str, tuple[str, ...]]:
+    """Remove the lines of source that follow a frame; return the one that the arrow points at, and all of them."""
+    code, source = "", list[str]()
     while rest and (not rest[0].strip() or _SOURCE.fullmatch(rest[0])):
         if not rest[0].strip() and len(rest) > 1 and not _SOURCE.fullmatch(rest[1]):
             break  # an empty line ends the frames
         line = rest.popleft()
+        source += [line] if line.strip() else []
         if arrow := _ARROW.fullmatch(line):
-            source = arrow["code"].strip()
-    return "" if source.startswith(_NO_SOURCE) else source
+            code = arrow["code"].strip()
+    return ("", ()) if code.startswith(_NO_SOURCE) else (code, tuple(source))
 
 
-def _frame(file: re.Match[str], source: str) -> tuple[str, bool]:
-    """Return the line for a frame in a file, and whether the file is a library's."""
+def _frame(file: re.Match[str], code: str, source: tuple[str, ...]) -> Frame:
+    """Return a frame in a file."""
     path, name = file["path"], (file["name"] or "").strip()
     of = f", in {name}" if name else ""
     if path.startswith(_OWN_CODE) and not _LIBRARY.match(path):
-        line = f"{path}:{file['line']}{of}"
-        return (f"{line}: {source}" if source else line), False
+        return Frame(f"{path}:{file['line']}{of}", False, code, source)
     short = _LIBRARY.sub("", path, count=1)
     if short.startswith("/"):  # neither installed nor the session's: the last folder says enough
         short = "/".join(short.split("/")[-2:])
-    return f"{short}:{file['line']}{of}", True
-
-
-def _folded(frames: Sequence[tuple[str, bool]]) -> Iterator[str]:
-    """Yield the lines of frames; of a long row of library frames only the first and the last ones."""
-    for is_library, row in groupby(frames, key=lambda frame: frame[1]):
-        lines = [line for line, _ in row]
-        if is_library and len(lines) > MAX_LIBRARY_FRAMES + 1:
-            lines[1 : 1 - MAX_LIBRARY_FRAMES] = [f"... {len(lines) - MAX_LIBRARY_FRAMES} more library frames ..."]
-        yield from lines
+    return Frame(f"{short}:{file['line']}{of}", True)
