@@ -142,6 +142,32 @@ async def test_output_is_followed_while_it_comes(place: Place, page: Page) -> No
     await expect(page.locator("#line-601")).to_be_in_viewport()
 
 
+END = "() => document.getElementById('cells').getBoundingClientRect().bottom <= innerHeight"
+
+
+async def test_a_session_opens_at_its_end_and_stays_there_until_somebody_scrolls_up(place: Place, page: Page) -> None:
+    session_id = await place.agent.new_session()
+    for _ in range(3):
+        await place.agent.execute("from IPython.display import HTML\nHTML('tall<br>' * 90)", session_id)
+    await page.goto(f"{place.url}/console/sessions/{session_id}")
+    follow = page.get_by_role("button", name="Follow the end")
+    # Frames tell how high they are when they have been drawn.
+    await page.wait_for_function("() => document.querySelectorAll('iframe')[2].offsetHeight > 1000")
+    await page.wait_for_function(END)
+    await expect(follow).to_be_hidden()
+    await page.mouse.move(300, 300)
+    await page.mouse.wheel(0, -2_000)
+    await expect(follow).to_be_visible()
+    await place.agent.execute("print('later')", session_id)
+    await expect(page.get_by_text("later", exact=True)).to_have_count(1)
+    assert not await page.evaluate(END)
+    await follow.click()
+    await page.wait_for_function(END)
+    await place.agent.execute("HTML('tall<br>' * 90)", session_id)
+    await page.wait_for_function("() => document.querySelectorAll('iframe')[3]?.offsetHeight > 1000")
+    await page.wait_for_function(END)
+
+
 async def test_files_are_uploaded_looked_at_and_deleted(place: Place, page: Page) -> None:
     ran = await place.agent.execute("import os; os.makedirs('data')")
     await page.goto(f"{place.url}/console/sessions/{ran.session_id}/files?path=data")

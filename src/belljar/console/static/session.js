@@ -13,10 +13,10 @@ const followButton = /** @type {HTMLButtonElement} */ (document.getElementById("
 const pauseButton = /** @type {HTMLButtonElement} */ (document.getElementById("pause"));
 const NEAR_END = 120;
 
-// Following the end, unless the person has scrolled up
+// Following the end, while frames and pictures grow too, until a person scrolls up
 
-let isFollowing = isAtEnd();
-let willScroll = false;
+let isFollowing = !location.hash;
+let followedHeight = 0;
 /** @type {Change[] | null} */
 let held = null;
 
@@ -25,23 +25,34 @@ function isAtEnd() {
   return cells.getBoundingClientRect().bottom <= innerHeight + NEAR_END;
 }
 
+/** @param {boolean} follows */
+function setFollowing(follows) {
+  isFollowing = follows;
+  followButton.hidden = follows;
+}
+
+function scrollToEnd() {
+  followedHeight = cells.offsetHeight;
+  const surplus = cells.getBoundingClientRect().bottom - innerHeight + NEAR_END;
+  if (surplus > 0) scrollBy(0, surplus);
+}
+
+// What has just grown moves the end away from where a person looks, which is no wish of theirs to look elsewhere.
 addEventListener(
   "scroll",
   () => {
-    isFollowing = isAtEnd();
-    followButton.hidden = isFollowing;
+    const hasGrown = cells.offsetHeight !== followedHeight;
+    if (!isFollowing || !hasGrown) setFollowing(isAtEnd());
   },
   { passive: true },
 );
 followButton.addEventListener("click", () => {
-  isFollowing = true;
+  setFollowing(true);
   scrollToEnd();
 });
-
-function scrollToEnd() {
-  const surplus = cells.getBoundingClientRect().bottom - innerHeight + NEAR_END;
-  if (surplus > 0 || scrollY === 0) scrollBy(0, surplus);
-}
+new ResizeObserver(() => {
+  if (isFollowing) scrollToEnd();
+}).observe(cells);
 
 // A pause holds the page still and counts what it holds back
 
@@ -63,15 +74,7 @@ function receive(change) {
     showPause();
     return;
   }
-  const wasFollowing = isFollowing;
   apply(change);
-  if (wasFollowing && !willScroll) {
-    willScroll = true;
-    requestAnimationFrame(() => {
-      willScroll = false;
-      scrollToEnd();
-    });
-  }
 }
 
 /** @param {Change} change */
@@ -207,6 +210,5 @@ loadBlocks(cells);
 startClock();
 startComposing();
 pauseButton.hidden = !document.querySelector("#session-state .state-running");
-if (!location.hash) scrollToEnd();
-isFollowing = !location.hash;
+if (isFollowing) scrollToEnd();
 openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", receive);
