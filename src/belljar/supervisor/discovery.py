@@ -91,7 +91,7 @@ def start(folder: Path) -> socket.socket | None:
         ipc.bind(listener, folder / SOCKET, replaces=True)
         listener.listen(8)
         # Without `site`, and with none of the server's environment variables.
-        command = [*package_command(sys.executable, PROCESS, "process"), str(listener.fileno()), str(folder)]
+        command = [*package_command(sys.executable, PROCESS, "supervisor"), str(listener.fileno()), str(folder)]
         subprocess.run(
             command,
             env={},

@@ -24,23 +24,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import (
-    comms,
-    figures,
-    fork,
-    fork_losses,
-    gpu,
-    interpreter_state,
-    introspection,
-    relocation,
-    variables,
-)
+from . import comms, fork, fork_losses, gpu, interpreter_state, rich_output, setns, variables
 from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint, watch_hooks
 from .host_link import HostLink
-from .pristine import no_traces
-from .shell import ZMQShell, build_shell, direct_outputs
-from .state_file import StateContext
+from .shell import (
+    NO_INSPECTION,
+    ZMQShell,
+    build_shell,
+    completeness,
+    completion,
+    direct_outputs,
+    inspection,
+    no_completion,
+    no_traces,
+)
 from .state_load import StateLoader
 from .state_save import StateSaver
 from .streams import Streams
@@ -146,7 +144,7 @@ class Runner(HostLink):
             return
         # A task forked this child between two cells. No request will come, so the child ends with that task. It needs
         # an event loop with a selector of its own, because the old selector is shared with the parent.
-        relocation.own_loop(self.loop)
+        fork.own_loop(self.loop)
         task = asyncio.current_task(self.loop)
         if task is None:
             wakeup.set_result(None)
@@ -206,7 +204,7 @@ class Runner(HostLink):
     def _on_fork(self, message: dict[str, Any]) -> None:
         """Fork this session: a kernel, which has pipes of its own, or a checkpoint, which has a socket only."""
         descriptors = self.channel.take_descriptors()
-        own = {self.channel.fileno(), *descriptors, *relocation.loop_descriptors(self.loop)}
+        own = {self.channel.fileno(), *descriptors, *fork.loop_descriptors(self.loop)}
         threads = fork_losses.thread_ids()
         answer: dict[str, Any] = {"type": "forked", "id": message["id"], "lost": fork_losses.lost_in_fork(own, threads)}
         if message.get("is_elsewhere"):
@@ -269,8 +267,6 @@ class Runner(HostLink):
             sock = fork.take_streams(descriptors)
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
-            from . import setns  # only here, because a kernel that is no fork does not need it
-
             setns.own_proc_entry()
         # Close it now, because the old socket object closes its descriptor when it is collected, and another file may
         # have that number by then.
@@ -293,13 +289,13 @@ class Runner(HostLink):
         os.environ.update(identity["environment"])
         interpreter_state.move_start(identity["environment"])
         for old, new in identity["moved"].items():
-            relocation.move_modules(old, new)
+            fork.move_modules(old, new)
         # A process that has entered another sandbox has that sandbox's root as its working directory.
         for place in (folder, identity["folder"]):
             with contextlib.suppress(OSError):
                 os.chdir(place)
                 break
-        self.loop = relocation.own_loop(self.loop)
+        self.loop = fork.own_loop(self.loop)
         fork.stir_random()
         if identity["reseed"]:
             fork.reseed()
@@ -357,8 +353,8 @@ class Runner(HostLink):
         self._execution = None
 
     def _run_cell(self, code: str) -> bool:
-        if "gg" in code and figures.may_choose_agg(code):
-            figures.show_with_agg()
+        if "gg" in code and rich_output.may_choose_agg(code):
+            rich_output.show_with_agg()
         outcome = self.shell.run_cell(code, store_history=True)
         error = outcome.error_in_exec
         if isinstance(error, SystemExit) and self.channel.is_forked():
@@ -428,19 +424,19 @@ class Runner(HostLink):
         self.channel.send({"type": "rehearsed", "id": message["id"], "failure": failure})
 
     def _on_complete(self, message: dict[str, Any]) -> None:
-        answer = introspection.no_completion(message["cursor"])
+        answer = no_completion(message["cursor"])
         with self._interruptible():
-            answer = introspection.complete(self.shell, message["code"], message["cursor"])
+            answer = completion(self.shell, message["code"], message["cursor"])
         self.channel.send({**answer, "id": message["id"]})
 
     def _on_inspect(self, message: dict[str, Any]) -> None:
-        answer = introspection.NOTHING_FOUND
+        answer = NO_INSPECTION
         with self._interruptible():
-            answer = introspection.inspect(self.shell, message["code"], message["cursor"], message["detail"])
+            answer = inspection(self.shell, message["code"], message["cursor"], message["detail"])
         self.channel.send({**answer, "id": message["id"]})
 
     def _on_check(self, message: dict[str, Any]) -> None:
-        self.channel.send({**introspection.check(self.shell, message["code"]), "id": message["id"]})
+        self.channel.send({**completeness(self.shell, message["code"]), "id": message["id"]})
 
     def _on_variables(self, message: dict[str, Any]) -> None:
         self._look(variables.answer_variables, variables.NO_VARIABLES, message)
@@ -485,7 +481,7 @@ class Runner(HostLink):
     def _on_load(self, message: dict[str, Any]) -> None:
         self._transfer_state(message, StateLoader(self.shell, message["path"]))
 
-    def _transfer_state(self, message: dict[str, Any], work: StateContext) -> None:
+    def _transfer_state(self, message: dict[str, Any], work: "StateSaver | StateLoader") -> None:
         """Save or load state. That runs the session's code, so it is treated as a cell whose outputs are not shown."""
         self._execution = message["id"]
         self._allow_input = False

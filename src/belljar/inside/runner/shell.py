@@ -6,6 +6,8 @@
 import bdb
 import builtins
 import contextlib
+import itertools
+import linecache
 import os
 import shutil
 import signal
@@ -14,10 +16,13 @@ import sys
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from IPython.core.autocall import ExitAutocall
+from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
@@ -25,6 +30,7 @@ from IPython.core.history import HistoryManager
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics import packaging
+from IPython.utils.tokenutil import token_at_cursor
 from traitlets import Type, default
 from traitlets.config import Config
 
@@ -394,3 +400,94 @@ def direct_outputs(shell: ZMQShell, emit: Emit) -> None:
     publishers: list[Any] = [shell, shell.display_pub, shell.displayhook]
     for publisher in publishers:
         publisher.emit = emit
+
+
+# What a warm-up cell leaves in the shell is undone, so that the session's first cell finds it unused
+
+_LAST_RESULTS = ("_", "__", "___")
+_LAST_INPUTS = ("_i00", "_i", "_ii", "_iii")
+_INPUTS = ("input_hist_parsed", "input_hist_raw", "db_input_cache")
+_LAST_EXECUTION = ("execution_count", "last_execution_result", "last_execution_succeeded")
+_LAST_ERRORS = ("last_type", "last_value", "last_traceback", "last_exc")
+
+
+@contextmanager
+def no_traces(shell: ZMQShell) -> Generator[None, None, None]:
+    """Restore names, `In`, `Out`, the count, remembered inputs and results, sources and errors after the block."""
+    hook: Any = shell.displayhook
+    history: Any = shell.history_manager
+    sources: dict[str, int] = getattr(shell.compile, "_filename_map", {})
+    shown: dict[int, str] = getattr(history, "output_hist_reprs", {})
+    errors: dict[int, Any] = getattr(history, "exceptions", {})
+    kept: list[Any] = [shell.user_ns, shell.user_ns_hidden, shell.user_ns["_oh"], shown, errors, sources]
+    before: list[tuple[Any, dict[Any, Any]]] = [(mapping, dict(mapping)) for mapping in kept]
+    inputs: list[tuple[list[Any], list[Any]]] = [(one, list(one)) for one in map(partial(getattr, history), _INPUTS)]
+    attributes = [(hook, name, getattr(hook, name, "")) for name in _LAST_RESULTS]
+    attributes += [(history, name, getattr(history, name)) for name in _LAST_INPUTS]
+    attributes += [(shell, name, getattr(shell, name, None)) for name in _LAST_EXECUTION]
+    attributes.append((shell.InteractiveTB, "tb", getattr(shell.InteractiveTB, "tb", None)))
+    try:
+        yield
+    finally:
+        for name in sources.keys() - before[-1][1].keys():
+            linecache.cache.pop(name, None)
+        for mapping, content in before:
+            _restore(mapping, content)
+        for values, content in inputs:
+            values[:] = content
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
+        for name in _LAST_ERRORS:
+            with contextlib.suppress(AttributeError):
+                delattr(sys, name)
+
+
+def _restore(mapping: Any, content: "dict[Any, Any]") -> None:
+    """Restore a mapping in place, because others hold the same object."""
+    for name in [name for name in mapping if name not in content]:
+        del mapping[name]
+    mapping.update(content)
+
+
+# Completion, inspection and completeness of code, for a person who types
+
+MAX_MATCHES = 1_000
+LONGEST_MATCH = 1_000
+LONGEST_FORM = 200_000
+NO_INSPECTION: dict[str, Any] = {"type": "inspection", "data": {}}
+
+
+def no_completion(cursor: int) -> dict[str, Any]:
+    """Return the answer for when nothing fits."""
+    return {"type": "completion", "matches": [], "start": cursor, "end": cursor}
+
+
+def completion(shell: Any, code: str, cursor: int) -> dict[str, Any]:
+    """Return the names that fit at the cursor; all of them replace the same span."""
+    try:
+        with provisionalcompleter():
+            found = rectify_completions(code, shell.Completer.completions(code, cursor))
+            matches = list(itertools.islice(found, MAX_MATCHES))
+    except Exception:
+        return no_completion(cursor)  # a property or a completer of the session raised
+    if not matches:
+        return no_completion(cursor)
+    texts = [match.text for match in matches if len(match.text) <= LONGEST_MATCH]
+    return {"type": "completion", "matches": texts, "start": matches[0].start, "end": matches[0].end}
+
+
+def inspection(shell: Any, code: str, cursor: int, detail: int) -> dict[str, Any]:
+    """Return what the name at the cursor is."""
+    try:
+        name = token_at_cursor(code, cursor)
+        data = rich_output.prepared(shell.object_inspect_mime(name, detail_level=detail)) if name else {}
+    except Exception:
+        return NO_INSPECTION  # a KeyError for an unknown name, or whatever an object of the session raises
+    forms = {mime: form[:LONGEST_FORM] for mime, form in data.items() if isinstance(form, str)}
+    return {"type": "inspection", "data": forms}
+
+
+def completeness(shell: Any, code: str) -> dict[str, Any]:
+    """Return whether code is complete, incomplete or invalid, and the indentation of the next line."""
+    status, indent = shell.input_transformer_manager.check_complete(code)
+    return {"type": "checked", "status": status, "indent": " " * min(indent or 0, LONGEST_MATCH)}

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 MAGIC = b"belljar state\n"
 FORMAT = 1
@@ -118,20 +118,6 @@ class VariableReport:
             lost[MAX_LOST - 1 :] = [[WHOLE_FILE, "", f"{len(lost) - MAX_LOST + 1:,} more could not be kept"]]
         kept = [name[:MAX_NAME] for name in self.kept[:MAX_KEPT]]
         return {"type": "state", "kept": kept, "lost": lost, "size_bytes": self.size_bytes}
-
-
-class StateContext(Protocol):
-    """One saving or loading, as the runner uses it."""
-
-    report: VariableReport
-
-    def run(self) -> None:
-        """Do everything except the last step. It may be interrupted, and raises nothing but KeyboardInterrupt."""
-        ...
-
-    def finish(self) -> None:
-        """Commit what `run` has done so far, and complete the report."""
-        ...
 
 
 @contextlib.contextmanager

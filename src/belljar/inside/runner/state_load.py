@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from . import figures, gpu, interpreter_state
+from . import gpu, interpreter_state, rich_output
 from .pickle_faults import error_line
 from .pickling import function
 from .state_file import (
@@ -81,7 +81,7 @@ class StateLoader:
         for one, value in self._afterwards:
             self._restore_part(one, value)
         if "matplotlib.figure" in sys.modules:  # a figure may have been loaded without pyplot
-            figures.prepare()
+            rich_output.prepare_figures()
         if gpu.TENSORS.moved:
             self.report.lost.append(VariableLoss("place of GPU tensors", "", gpu.MOVED))
         self.report.lost += [VariableLoss(entry.name, entry.value, self._stopped) for entry in self._left]

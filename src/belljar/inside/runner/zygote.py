@@ -34,8 +34,8 @@ from . import (
     vfork,
 )
 from .channel import Channel, encode_stream
-from .pristine import no_traces
 from .runner import SHELL, Runner
+from .shell import no_traces
 
 _UNFIT = "BELLJAR_UNFIT"
 """The environment variable with the modules that a restart leaves out, and why, as JSON."""

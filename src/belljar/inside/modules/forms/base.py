@@ -9,8 +9,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from .errors import FormChanged, FormError, InvalidValues
 from .questions import ask_for, sorted_out
@@ -20,6 +22,7 @@ Receipt = dict[str, Any]
 """What was done with a form: JSON, so that a workflow or a file can keep it."""
 _HIDDEN = "•••"
 _MAX_SHOWN = 200
+_LARGEST_BYTES = 100 * 1024 * 1024
 
 
 class Preview(str):
@@ -239,3 +242,40 @@ def _difference(before: Form, after: Form) -> str:
         if names
     ]
     return "; ".join(parts) or "it is sent elsewhere"
+
+
+# What a form is read from: the path of a file, an address, HTML text, or bytes
+
+
+def is_address(source: Any) -> bool:
+    """Return whether a source is an address of a page or document."""
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
+
+
+def content_of(source: Any) -> bytes | None:
+    """Return the bytes of a file, or of text that is HTML; None for an address."""
+    if isinstance(source, (bytes, bytearray)):
+        return bytes(source)
+    if isinstance(source, str) and source.lstrip().startswith("<"):
+        return source.encode("utf-8", "replace")
+    if isinstance(source, str) and "://" in source:
+        return None
+    if not isinstance(source, (str, os.PathLike)):
+        raise FormError(f"a {type(source).__name__} is no form: pass a path, a URL, or HTML")
+    file = Path(cast("str", source))
+    try:
+        if file.stat().st_size > _LARGEST_BYTES:
+            raise FormError(f"{file} has more than {_LARGEST_BYTES:,} bytes")
+        return file.read_bytes()
+    except OSError as error:
+        raise FormError(f"{str(file)[:200]} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise FormError(f"{str(file)[:200]!r} is no path") from None
+
+
+def name_of(source: Any) -> str:
+    """Return what errors and receipts call a source."""
+    if isinstance(source, (bytes, bytearray)):
+        return "the document"
+    text = str(source)
+    return "the page" if text.lstrip().startswith("<") else text

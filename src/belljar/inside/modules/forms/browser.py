@@ -18,11 +18,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Form, Receipt
+from .base import Form, Receipt, is_address
 from .errors import FateUnknown, FormError
 from .html import Control, PageForm, UploadedFile, origin
 from .schema import Field, as_list, tidy
-from .sources import is_address
 
 SETTLE_S = 15.0
 """How long a page may take to answer a form that was sent."""

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from .base import Form, Receipt
+from .base import Form, Receipt, content_of, is_address, name_of
 from .errors import FateUnknown, FormError, FormRefused
 from .html import HtmlPage, PageForm, UploadedFile, needs_script, origin, page_forms, page_text
 from .schema import Field, as_list, tidy
-from .sources import content_of, is_address, name_of
 
 LARGEST_PAGE_BYTES = 10 * 1024 * 1024
 TIMEOUT_S = 30.0

@@ -21,10 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .base import Form, Receipt
+from .base import Form, Receipt, content_of, is_address, name_of
 from .errors import FormError
 from .schema import MAX_FIELDS, Field, as_list, is_empty, one_of, tidy
-from .sources import content_of, is_address, name_of
 
 LARGEST_BYTES = 100 * 1024 * 1024
 _DEEPEST = 30
