@@ -405,26 +405,6 @@ def is_hung_up(reading: int) -> bool:
     return bool(poll.poll(DEADLINE_S * 1_000))
 
 
-async def test_connections_beyond_the_most_are_hung_up_on(tmp_path: Path) -> None:
-    async def echo(stream: ipc.MessageStream) -> None:
-        while True:
-            await stream.send(await stream.receive(json.loads))
-
-    async with ipc.serve(tmp_path / "socket", echo, limit_bytes=LIMIT_BYTES, most=2):
-        opened = [await ipc.open_stream(tmp_path / "socket", limit_bytes=LIMIT_BYTES) for _ in range(2)]
-        for number, stream in enumerate(opened):
-            await stream.send(number)
-            assert await stream.receive(json.loads) == number
-        third = await ipc.open_stream(tmp_path / "socket", limit_bytes=LIMIT_BYTES)
-        with pytest.raises(ConnectionError):
-            await third.receive(json.loads)
-        third.close()
-    for stream in opened:
-        with pytest.raises(ConnectionError):
-            await stream.receive(json.loads)
-        stream.close()
-
-
 # Packets with descriptors
 
 

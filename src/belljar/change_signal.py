@@ -16,8 +16,6 @@ from typing import Literal
 MAX_KEPT = 10_000
 
 ChangeKind = Literal["session", "execution", "question", "usage"]
-SESSION_STATES = ("made", "renamed", "woken", "asleep", "gone")
-EXECUTION_STATES = ("queued", "begun", "ended", "undone")
 
 
 class ChangeSignal:
@@ -50,7 +48,10 @@ async def _is_set_within(event: asyncio.Event, wait_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that happened. `state` is one of `SESSION_STATES` or `EXECUTION_STATES`, by its kind."""
+    """One thing that happened.
+
+    `state` of a session: made, renamed, woken, asleep, gone; of an execution: queued, begun, ended, undone.
+    """
 
     number: int
     kind: ChangeKind

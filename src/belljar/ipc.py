@@ -224,11 +224,6 @@ class MessageStream:
         # With this limit `drain` returns only when nothing is buffered here, so an abort loses nothing that was sent.
         writer.transport.set_write_buffer_limits(high=0)
 
-    @property
-    def peer(self) -> Peer | None:
-        """The process at the other end; see `peer_of`."""
-        return peer_of(self._writer.get_extra_info("socket"))
-
     async def receive(self, read: Callable[[bytes], Message]) -> Message:
         """Return the next message, as `read` parses it from JSON; OSError when the peer is gone.
 
@@ -292,44 +287,6 @@ class Conversations:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-Converse = Callable[[MessageStream], Coroutine[None, None, None]]
-"""Serves one connection until it returns; it need not handle a stream that is `Malformed` or lost."""
-
-
-@asynccontextmanager
-async def serve(path: Path, converse: Converse, *, limit_bytes: int, most: int = 1_000) -> AsyncGenerator[None]:
-    """Serve this user's processes at `path` until the block ends, each connection in a task of its own.
-
-    Connections beyond `most` are closed at once. The socket's file stays, for whoever removes the folder.
-    """
-    conversations = Conversations(most)
-
-    async def run(stream: MessageStream) -> None:
-        try:
-            await converse(stream)
-        except (OSError, Malformed):
-            pass  # the peer hung up, or does not speak this protocol
-        finally:
-            stream.close()
-
-    def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if conversations.is_full:
-            writer.transport.abort()
-        else:
-            conversations.start(run(MessageStream(reader, writer)))
-
-    # `address` must stay valid until the end, because asyncio removes the socket's file by it (from Python 3.13 on).
-    with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:
-        _bind(listener, address, PRIVATE_MODE)
-        server = await asyncio.start_unix_server(on_client, sock=listener, limit=limit_bytes)
-        try:
-            yield
-        finally:
-            server.close()
-            await conversations.aclose()
-            await server.wait_closed()
-
-
 @asynccontextmanager
 async def listen(path: Path, protocol: Callable[[], asyncio.Protocol]) -> AsyncGenerator[asyncio.Server]:
     """Serve this user's processes at `path` by a protocol of asyncio's until the block ends; its connections stay."""
@@ -340,9 +297,3 @@ async def listen(path: Path, protocol: Callable[[], asyncio.Protocol]) -> AsyncG
             yield server
         finally:
             server.close()
-
-
-async def open_stream(path: Path, *, limit_bytes: int) -> MessageStream:
-    """Connect to the server at `path`; OSError when nobody listens there."""
-    with reachable(path) as address:
-        return MessageStream(*await asyncio.open_unix_connection(address, limit=limit_bytes))

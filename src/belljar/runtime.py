@@ -28,7 +28,7 @@ from belljar.privacy.redaction import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
 from belljar.provisioning.environments import RemoteKernels, is_elsewhere
 from belljar.provisioning.form_targets import OwnTargets
-from belljar.provisioning.handover import Handover, NoHandover
+from belljar.provisioning.handover import Handover
 from belljar.provisioning.host_folders import open_host_folders
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
@@ -103,7 +103,7 @@ class Runtime:
     starter: KernelStarter
     preparation: Preparation
     handover: Handover
-    """Hands its sessions to the next server; a `NoHandover` where they end with this one."""
+    """Hands its sessions to the next server; one that does nothing where they end with this one."""
     identified: IdentifiedSessions
     """The sessions by the names that their owners chose."""
     workflows: Workflows
@@ -314,17 +314,17 @@ def configured_guardrails(settings: Settings, plugins: Plugins | None = None) ->
 def _open_handover(settings: Settings, provider: Provider) -> Generator[Handover]:
     """Open the handover by which sessions outlive this server.
 
-    It is a `NoHandover` where `keep_alive` is off or another server has the supervisor.
+    It does nothing where `keep_alive` is off or another server has the supervisor.
     """
     if not settings.keep_alive:
-        yield NoHandover()
+        yield Handover()
         return
     if (problem := keep_alive_problem(provider)) or not isinstance(provider, HandoverProvider):
         raise SettingsError(f"keep_alive cannot be used: {problem}", hint=KEEP_ALIVE_HINT)
     with open_supervisor(settings.data_directory, settings.keep_alive_s) as supervisor:
         if supervisor is None:
             log.warning("keep_alive: another server keeps its sessions here, so this one's sessions end with it")
-            yield NoHandover()
+            yield Handover()
         else:
             yield KernelHandover(supervisor, provider.hand_over_with(supervisor))
 

@@ -16,7 +16,7 @@ from belljar.environments import Environment
 from belljar.errors import SandboxUnavailable
 from belljar.kernels.handover_note import NoteFile, RunningNote
 from belljar.kernels.ipython import IPythonKernel
-from belljar.provisioning.handover import Handover, NoHandover, RestoredKernel
+from belljar.provisioning.handover import Handover, RestoredKernel
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Identity
@@ -229,7 +229,7 @@ async def test_a_kernel_outside_a_sandbox_of_namespaces_is_not_deposited(
 
 
 async def test_where_nothing_is_handed_over_every_call_leaves_the_kernel_alone(process_place: Place) -> None:
-    handover: Handover = NoHandover()
+    handover = Handover()
     async with process_place.open("ipython") as kernel:
         handover.deposit("s", kernel, None)
         handover.note_execution("s", "an execution", 30)

@@ -90,9 +90,8 @@ class EnvironmentCache:
     def _kernel_home(self) -> Path | None:
         """Return the prefix of the environment whose kernels come before Jupyter's own; None while it is unknown."""
         name = self._home_name()
-        task = self._tasks.get(name)
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            return task.result().prefix
+        if (environment := self.find_ready(name)) is not None:
+            return environment.prefix
         root = recipe_folder(self._settings)
         return root if name == DEFAULT.name and is_ready(root) else None
 
@@ -104,7 +103,7 @@ class EnvironmentCache:
     async def get(self, name: str) -> Environment:
         """Return the environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
         task = self._tasks.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or (task.done() and self.find_ready(name) is None):
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._open(name))
         return await asyncio.shield(task)
 
@@ -143,8 +142,9 @@ class EnvironmentCache:
     def find_ready(self, name: str) -> Environment | None:
         """Return an environment that is in use already; None for one that would have to be made, or is not ours."""
         task = self._tasks.get(name)
-        is_ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
-        return task.result() if task is not None and is_ready else None
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
 
     async def for_packages(self, name: str) -> Environment:
         """Return the environment that a session's packages are resolved for; of a Jupyter kernel, its interpreter's."""
@@ -159,7 +159,7 @@ class EnvironmentCache:
 
         default = await self.get("default")
         kernel_name = name.removeprefix(KERNEL_PREFIX)
-        spec = jupyter.find_kernelspec(kernel_name, [default.python.parent.parent / "share/jupyter/kernels"])
+        spec = jupyter.find_kernelspec(kernel_name, [default.prefix / "share/jupyter/kernels"])
         environment = await asyncio.to_thread(jupyter.kernel_environment, spec)
         if environment is None:
             raise InvalidArgument(

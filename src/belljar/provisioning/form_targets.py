@@ -9,7 +9,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.facts import FormTarget, hookimpl
@@ -35,20 +34,8 @@ class OwnTargets:
         return [FormTarget(name, MODULES / "forms" / f"{name}.py") for name in _OWN]
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTargets:
-    """The folder of plugins' targets that sandboxes show."""
-
-    folder: Path
-
-    @property
-    def readable(self) -> tuple[Path, ...]:
-        """Return the folders of the host that sandboxes show."""
-        return (self.folder,)
-
-
-def shown_targets(plugins: Plugins, data_directory: Path) -> ShownTargets | None:
-    """Copy the files of plugins' targets, and return the folder; None where no plugin brings one."""
+def shown_targets(plugins: Plugins, data_directory: Path) -> Path | None:
+    """Copy the files of plugins' targets to a folder that sandboxes show; None where no plugin brings one."""
     files: dict[str, bytes] = {}
     for name, target in plugins.named("form_targets").items():
         if name in _OWN:
@@ -67,7 +54,7 @@ def shown_targets(plugins: Plugins, data_directory: Path) -> ShownTargets | None
         file = folder / f"{name}.py"
         file.write_bytes(content)
         file.chmod(shown_mode(is_folder=False))
-    return ShownTargets(folder)
+    return folder
 
 
 def _content(name: str, module: Path) -> bytes:

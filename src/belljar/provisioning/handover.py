@@ -1,7 +1,7 @@
-"""How sessions are handed from one server to the next: the contract, and its null implementation.
+"""How sessions are handed from one server to the next.
 
-Sessions and the runtime talk to a `Handover` whether or not the setting `keep_alive` is on. Where it is off they have
-`NoHandover`; where it is on, `kept_kernels.py` has the implementation. Knows of sessions nothing but their ids.
+Sessions and the runtime talk to a `Handover` whether or not the setting `keep_alive` is on. Where it is off that does
+nothing; where it is on they have the one of `kept_kernels.py`. Knows of sessions nothing but their ids.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -65,20 +65,19 @@ class RestoredKernel:
     """What was deposited with the kernel, for the caller to close; negative for none."""
 
 
-class Handover(Protocol):
+class Handover:
     """Deposits the kernels of this server for the next one, and restores those that an earlier server deposited.
 
-    Everything is by the id of a session. A call about a kernel that is not deposited does nothing.
+    Everything is by the id of a session. A call about a kernel that is not deposited does nothing. This one is for
+    servers with which all sessions end: nothing is or was deposited.
     """
 
-    @property
-    def is_on(self) -> bool:
-        """Whether anything outlives this server."""
-        ...
+    is_on = False
+    """Whether anything outlives this server."""
 
     async def faults(self) -> dict[str, str]:
         """Return what does not work now, by the name of the part; an empty text for a part that works."""
-        ...
+        return {}
 
     # While a session runs
 
@@ -89,23 +88,19 @@ class Handover(Protocol):
 
         `extra_descriptor` is handed to the next server together with the kernel; negative for none.
         """
-        ...
 
     def withdraw(self, session_id: str) -> None:
         """Deposit the session's kernel no longer, because it has ended or is about to; may be called twice."""
-        ...
 
     def has(self, session_id: str) -> bool:
         """Return whether the session's kernel is deposited, as far as is known; see `wait_until_settled`."""
-        ...
+        return False
 
     def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
         """Record which execution the kernel is about to be given."""
-        ...
 
     def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
         """Record that this execution calls a tool, or has called it."""
-        ...
 
     def deposit_checkpoint(
         self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, description: dict[str, Any]
@@ -114,120 +109,47 @@ class Handover(Protocol):
 
         `checkpoint` was forked from the kernel `origin`. Of one that has no process, only the description is deposited.
         """
-        ...
 
     def withdraw_checkpoint(self, session_id: str, label: str) -> None:
         """Deposit this checkpoint no longer; may be called twice."""
-        ...
 
     # When the server stops
 
     async def wait_until_settled(self) -> None:
         """Wait until `has` is certain."""
-        ...
 
     async def detach(self, session_id: str) -> None:
         """Release a deposited kernel and its sandbox without ending them."""
-        ...
 
     # When the next server starts
 
     @property
     def refusal(self) -> str:
         """Why nothing of what an earlier server left can be had, where that is so."""
-        ...
+        return ""
 
     def left(self) -> list[str]:
         """Return the ids of the sessions whose kernels an earlier server has deposited."""
-        ...
+        return []
 
     def identity_of(self, session_id: str) -> Identity | None:
         """Return the user of such a session, where it has one of its own. Called before `restore`."""
-        ...
+        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
 
     async def restore(
         self, session_id: str, folders: KernelFolders, environment: Environment, restore_services: RestoreServices
     ) -> RestoredKernel:
         """Return the kernel of such a session; SandboxUnavailable when it cannot be had, and then it is ended."""
-        ...
+        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
 
     async def end_unclaimed(self) -> None:
         """End everything that was deposited and nobody restored. Called once, after the last `restore`."""
-        ...
 
     # The tree of generated bindings
 
     def deposit_tree(self, descriptor: int) -> None:
         """Keep a folder locked beyond the end of the server, because sessions that outlive it have it mounted."""
-        ...
 
     def has_any(self) -> bool:
         """Return whether the kernel of any session is deposited."""
-        ...
-
-
-class NoHandover:
-    """Stands in for a `Handover` where all sessions end with the server: nothing is or was deposited."""
-
-    is_on = False
-    refusal = ""
-
-    async def faults(self) -> dict[str, str]:
-        """Return nothing, because there is no part that could fail."""
-        return {}
-
-    def deposit(
-        self, session_id: str, kernel: Kernel, identity: Identity | None, *, extra_descriptor: int = -1
-    ) -> None:
-        """Do nothing."""
-
-    def withdraw(self, session_id: str) -> None:
-        """Do nothing."""
-
-    def has(self, session_id: str) -> bool:
-        """Return False."""
-        return False
-
-    def note_execution(self, session_id: str, execution_id: str, timeout_s: float) -> None:
-        """Do nothing."""
-
-    def note_call(self, session_id: str, number: int, record: CallRecord) -> None:
-        """Do nothing."""
-
-    def deposit_checkpoint(
-        self, session_id: str, label: str, origin: object, checkpoint: KernelCheckpoint, description: dict[str, Any]
-    ) -> None:
-        """Do nothing."""
-
-    def withdraw_checkpoint(self, session_id: str, label: str) -> None:
-        """Do nothing."""
-
-    async def wait_until_settled(self) -> None:
-        """Return at once."""
-
-    async def detach(self, session_id: str) -> None:
-        """Do nothing."""
-
-    def left(self) -> list[str]:
-        """Return nothing."""
-        return []
-
-    def identity_of(self, session_id: str) -> Identity | None:
-        """Raise SandboxUnavailable, because nothing was deposited."""
-        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
-
-    async def restore(
-        self, session_id: str, folders: KernelFolders, environment: Environment, restore_services: RestoreServices
-    ) -> RestoredKernel:
-        """Raise SandboxUnavailable, because nothing was deposited."""
-        raise SandboxUnavailable(f"no kernel of session {session_id} is kept")
-
-    async def end_unclaimed(self) -> None:
-        """Do nothing."""
-
-    def deposit_tree(self, descriptor: int) -> None:
-        """Do nothing."""
-
-    def has_any(self) -> bool:
-        """Return False."""
         return False

@@ -21,7 +21,7 @@ from belljar.kernels.forked_process import CheckpointProcess, ForkedProcess, as_
 from belljar.kernels.handover_note import NoteFile
 from belljar.kernels.ipython import IPythonKernel
 from belljar.kernels.wire import Wire
-from belljar.provisioning.handover import RestoredCheckpoint, RestoredKernel, RestoreServices
+from belljar.provisioning.handover import Handover, RestoredCheckpoint, RestoredKernel, RestoreServices
 from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import ServicedSandbox
 from belljar.sandboxes.base import Identity, SandboxProcess
@@ -45,8 +45,8 @@ class _Parts:
     sandbox: ServicedSandbox
 
 
-class KernelHandover:
-    """The implementation of `Handover` that deposits with a supervisor."""
+class KernelHandover(Handover):
+    """The `Handover` that deposits with a supervisor."""
 
     is_on = True
 

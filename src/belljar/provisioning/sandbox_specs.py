@@ -16,7 +16,6 @@ from belljar.environments.package_index import index_variables
 from belljar.files.disk_usage import InstallRoom
 from belljar.inside import FOLDER
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders
 from belljar.provisioning.kernel_folders import KernelFolders
@@ -40,7 +39,7 @@ class SpecBuilder:
         gpus: SessionGpus,
         toolbox: Toolbox | None,
         skills: ShownSkills | None = None,
-        targets: ShownTargets | None = None,
+        targets: Path | None = None,
         host_folders: HostFolders | None = None,
     ) -> None:
         self._settings = settings
@@ -61,7 +60,7 @@ class SpecBuilder:
             self._skills.show_in(folders.workspace, folders.identity, folders.skills)
             readable = (*readable, *self._skills.readable, folders.skills)
         if self._targets is not None:
-            readable = (*readable, *self._targets.readable)
+            readable = (*readable, self._targets)
         view = self.gpus.view(folders.session_id, folders.identity) if self.gpus.is_on else GpuView({})
         return SandboxSpec(
             session_id=folders.session_id,
@@ -91,8 +90,8 @@ class SpecBuilder:
         )
 
     def _shown(self) -> tuple[Path, ...]:
-        shown = (self._toolbox, self._skills, self._targets)
-        return tuple(path for each in shown if each is not None for path in each.readable)
+        shown = [path for each in (self._toolbox, self._skills) if each is not None for path in each.readable]
+        return (*shown, *([self._targets] if self._targets is not None else ()))
 
     async def with_services(
         self,
@@ -127,9 +126,7 @@ class SpecBuilder:
 
     async def _egress(self) -> Egress:
         """Return what the settings let sessions reach; nothing where the provider could not enforce it."""
-        if not self._provider.isolates:
-            return Egress()
-        if not self._settings.egress:
+        if not self._provider.isolates or not self._settings.egress:
             return Egress()
         rules, variables = parse_rules(self._settings.egress), dict[str, str]()
         if PACKAGES in self._settings.egress:

@@ -20,7 +20,6 @@ from belljar.environments.uv import OpenUv
 from belljar.files.disk_usage import InstallRoom
 from belljar.inside import COMMANDS, RUNNER
 from belljar.provisioning.form_targets import VARIABLE as TARGETS
-from belljar.provisioning.form_targets import ShownTargets
 from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.request_server import Transfers, install_for, open_package_server, open_transfer_server
 from belljar.sandboxes.base import Sandbox, SandboxProcess
@@ -56,7 +55,7 @@ async def open_services(
     room: InstallRoom,
     toolbox: Toolbox | None = None,
     skills: ShownSkills | None = None,
-    targets: ShownTargets | None = None,
+    targets: Path | None = None,
     sockets: Mapping[str, SessionSocket] | None = None,
 ) -> "ServicedSandbox":
     """Open the services of a sandbox, and return it with them. They close with the sandbox.
@@ -113,7 +112,7 @@ async def open_services(
             serviced.variables["BELLJAR_TOOLBOX"] = f"{sandbox.scratch}/{name}"
             serviced.importable = toolbox.importable
         if targets is not None:
-            serviced.variables[TARGETS] = str(targets.folder)
+            serviced.variables[TARGETS] = str(targets)
         if skills is not None:
             serviced.variables[VARIABLE] = str(folders.skills)
             serviced.importable = (*serviced.importable, *skills.importable)

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from belljar.distribution import own_version
 from belljar.errors import SandboxUnavailable
@@ -38,26 +38,10 @@ Answer = tuple[dict[str, Any], list[int]]
 """The answer's JSON, and descriptors that the reader owns."""
 
 
-class Parent(Protocol):
-    """What a supervisor does for its children."""
-
-    async def status_of(self, pid: int) -> int:
-        """Return the exit status of a child that has ended."""
-        ...
-
-    def kill_group_of(self, pid: int) -> None:
-        """Kill a child and its process group."""
-        ...
-
-    def forget_child(self, pid: int) -> None:
-        """Stop keeping the status of a child, because nobody will ask for it."""
-        ...
-
-
 class SupervisedChild:
     """A child of the supervisor, until it is released or detached."""
 
-    def __init__(self, parent: Parent, pid: int, pidfd: int) -> None:
+    def __init__(self, parent: "SupervisorClient", pid: int, pidfd: int) -> None:
         self.pid = pid
         self._parent = parent
         self._pidfd = pidfd
