@@ -8,6 +8,7 @@ Status = Literal["ok", "error", "timeout", "interrupted", "out_of_memory", "died
 State = Literal["kept", "rewound", "lost"]
 MAX_REASON_CHARS = 200
 """The longest reason of a session."""
+MAX_GPUS = 1_024
 
 
 class Model(BaseModel):

@@ -10,7 +10,7 @@ from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_s
 
 from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.many import servers_of
-from belljar.engine.models import Followed, ServerEvent
+from belljar.engine.models import Followed, ServerEvent, Step
 from belljar.environments import Environment
 from belljar.errors import (
     BelljarError,
@@ -28,6 +28,7 @@ from waiting import until
 pytestmark = pytest.mark.anyio
 
 OPERATOR = Access("local", is_operator=True, name="olga")
+CLIENT = Access("local", via="client")
 STRANGER = Access("key:stranger")
 
 
@@ -93,7 +94,7 @@ async def test_shows_variables_rows_and_packages(engine: Engine, agent: Caller) 
     packages = await engine.packages(OPERATOR, ran.session_id)
     assert "numpy" in [one.name for one in packages.items]
     with pytest.raises(InvalidArgument):
-        await engine.install(OPERATOR, ran.session_id, ["-r file"])
+        await engine.queue_install(OPERATOR, ran.session_id, ["-r file"])
 
 
 async def test_pages_of_cells_go_on_where_the_last_ended(engine: Engine, agent: Caller) -> None:
@@ -109,7 +110,7 @@ async def test_pages_of_cells_go_on_where_the_last_ended(engine: Engine, agent: 
 
 
 async def test_lists_by_state_and_text(engine: Engine, agent: Caller) -> None:
-    made = await engine.create(OPERATOR, reason="Umbrella 1")
+    older, made = await engine.create(OPERATOR), await engine.create(OPERATOR, reason="Umbrella 1")
     found = await engine.sessions(OPERATOR, SessionFilter(text="umbrella"))
     assert made.session_id in [entry.session_id for entry in found.items]
     assert (await engine.sessions(OPERATOR, SessionFilter(state="running"))).items == []
@@ -119,6 +120,7 @@ async def test_lists_by_state_and_text(engine: Engine, agent: Caller) -> None:
     # By their ids, because their memory may be sampled meanwhile.
     pages, whole = [*one.items, *rest.items], everything.items
     assert [entry.session_id for entry in pages] == [entry.session_id for entry in whole]
+    await engine.end(OPERATOR, older.session_id)
     await engine.end(OPERATOR, made.session_id)
     assert (await engine.session(OPERATOR, made.session_id)).last_cause == "was ended by olga"
 
@@ -138,11 +140,22 @@ async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent
         (engine.execution, ExecutionNotFound, "execution", ran.execution_id),
         (engine.result, ExecutionNotFound, "execution", ran.execution_id),
         (engine.calls, ExecutionNotFound, "execution", ran.execution_id),
+        (engine.wait, ExecutionNotFound, "execution", ran.execution_id),
+        (partial(engine.reply, number=1, action="accept", values={}), ExecutionNotFound, "execution", ran.execution_id),
+        (lambda access, one: engine.interrupt(access, execution_id=one), ExecutionNotFound, "run", ran.execution_id),
+        (partial(engine.submit, code="1"), SessionNotFound, "session", ran.session_id),
+        (partial(engine.rewind, to="1"), SessionNotFound, "session", ran.session_id),
+        (lambda access, one: steps_of(engine.install(access, one, ["ipython"])), SessionNotFound, "x", ran.session_id),
     ]:
         told = [await refusal(method(STRANGER, one)) for one in (known, "0" * 32)]
         assert all(isinstance(error, kind) for error in told)
         assert told[0].message.replace(known, "") == told[1].message.replace("0" * 32, ""), name
     assert (await engine.sessions(STRANGER, SessionFilter(owner="local"))).items == []
+
+
+async def steps_of(steps: AsyncGenerator[Step]) -> list[Step]:
+    async with aclosing(steps) as told:
+        return [step async for step in told]
 
 
 async def refusal(call: object) -> BelljarError:
@@ -169,8 +182,8 @@ async def test_no_id_reaches_more_than_what_it_names(engine: Engine, agent: Call
 async def test_texts_that_are_no_unicode_and_overlong_ones_are_refused_in_words(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
     for call in (
-        engine.run_cell(OPERATOR, session_id, "'\ud800'"),
-        engine.run_cell(OPERATOR, session_id, "1", key="a\nb"),
+        engine.submit(OPERATOR, session_id, "'\ud800'"),
+        engine.submit(OPERATOR, session_id, "1", key="a\nb"),
         engine.write_file(OPERATOR, session_id, "\udcff.txt", b""),
         engine.executions(OPERATOR, session_id, "x" * 100_000),
     ):
@@ -245,9 +258,9 @@ async def test_long_output_of_a_running_cell_is_told_by_its_end(
 
 async def test_acts_reach_the_session(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
-    execution_id = await engine.run_cell(OPERATOR, session_id, "while True: pass", key="k")
+    execution_id = (await engine.submit(OPERATOR, session_id, "while True: pass", key="k")).execution_id
     with pytest.raises(InvalidArgument):
-        await engine.run_cell(OPERATOR, session_id, "other", key="k")
+        await engine.submit(OPERATOR, session_id, "other", key="k")
     assert await engine.interrupt(OPERATOR, session_id) == [execution_id]
     entry = await engine.execution(OPERATOR, execution_id)
     assert (entry.status, entry.author) == ("interrupted", "olga")
@@ -260,6 +273,102 @@ async def test_acts_reach_the_session(engine: Engine, agent: Caller) -> None:
     assert (await engine.files(OPERATOR, session_id)).items == []
     # Keys belong to their owner, so the next implementation under test needs it again.
     await engine.end(OPERATOR, session_id)
+
+
+async def test_a_cell_is_submitted_once_for_a_key_and_waited_for(engine: Engine) -> None:
+    made = await engine.submit(
+        CLIENT, "", "x = 20\nprint('hi')\nx + 1", key="once", client="a program", filename="a.py"
+    )
+    ended = await engine.wait(CLIENT, made.execution_id)
+    assert (ended.status, ended.question) == ("ok", None)
+    assert ended.result is not None
+    assert (ended.result.result, ended.result.stdout, ended.sequence) == ("21", "hi\n", ended.result.sequence)
+    again = await engine.submit(CLIENT, "", "x = 20\nprint('hi')\nx + 1", key="once")
+    assert again == made
+    other = (await engine.create(CLIENT)).session_id
+    with pytest.raises(InvalidArgument):
+        await engine.submit(CLIENT, other, "x = 20\nprint('hi')\nx + 1", key="once")
+    entry = await engine.execution(CLIENT, made.execution_id)
+    assert (entry.client, entry.author) == ("a program", "")
+    assert (await engine.read_part(CLIENT, made.session_id, "a.py", 0, 100)).content.startswith(b"x = 20")
+    assert (await engine.result(CLIENT, made.execution_id, since=1)).stdout == ""
+    for one in (made.session_id, other):
+        await engine.end(CLIENT, one)
+
+
+async def test_a_waiting_caller_hears_of_output_and_of_questions(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    asking = "print('before', flush=True)\nname = input('Who? ')\nprint('hello', name)"
+    execution_id = (await engine.submit(CLIENT, session_id, asking, asks="client")).execution_id
+    seen = 0
+    while (now := await engine.wait(CLIENT, execution_id, since=seen, asked=0)).question is None:
+        assert (now.status in ("queued", "running"), now.result) == (True, None)
+        seen = now.sequence
+    assert (now.question.number, now.question.message) == (1, "Who? ")
+    still = await engine.wait(CLIENT, execution_id, asked=1, wait_s=0)
+    assert (still.status, still.question) == ("running", now.question)
+    text = next(iter(now.question.fields["properties"]))  # pyright: ignore[reportArgumentType]
+    await engine.reply(CLIENT, execution_id, 7, "decline", {})  # another question than the one that waits
+    await engine.reply(CLIENT, execution_id, 1, "accept", {text: "Ada"})
+    ended = await engine.wait(CLIENT, execution_id)
+    assert ended.result is not None
+    assert ended.result.stdout.endswith("hello Ada\n")
+    unasked = await engine.submit(CLIENT, session_id, "input()", asks="nobody")
+    assert (await engine.wait(CLIENT, unasked.execution_id, asked=0)).status == "error"
+
+
+async def test_one_execution_is_interrupted_without_waiting_for_its_end(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    first = (await engine.submit(CLIENT, session_id, "while True: pass")).execution_id
+    second = (await engine.submit(CLIENT, session_id, "2")).execution_id
+    assert await engine.interrupt(CLIENT, execution_id=first, why="by a test", waits=False) == [first]
+    ended = await engine.wait(CLIENT, first)
+    assert ended.result is not None
+    assert (ended.status, "by a test" in (ended.result.cause or "")) == ("interrupted", True)
+    assert (await engine.wait(CLIENT, second)).status == "ok"
+    assert await engine.interrupt(CLIENT, execution_id=first) == []
+
+
+async def test_an_interrupt_takes_effect_before_it_first_waits(agent: Caller, runtime: Runtime) -> None:
+    engine, session_id = runtime.late_engine.get(), await agent.new_session()
+    for access in (CLIENT, OPERATOR):
+        execution_id = (await engine.submit(CLIENT, session_id, "while True: pass")).execution_id
+        stopping = engine.interrupt(access, execution_id=execution_id, waits=False)
+        with pytest.raises(StopIteration):
+            stopping.send(None)
+        assert (await engine.wait(CLIENT, execution_id)).status == "interrupted"
+
+
+async def test_a_session_is_opened_with_its_kernel_or_not_at_all(engine: Engine, runtime: Runtime) -> None:
+    done = (await steps_of(engine.open_session(CLIENT, reason="opened")))[-1].session
+    assert done is not None
+    assert (done.state, done.reason) == ("idle", "opened")
+    await engine.end(CLIENT, done.session_id)
+    known = {session.id for session in runtime.sessions.all()}
+    for wrong in ("nowhere", "kernel:nowhere"):
+        with pytest.raises(BelljarError):
+            await steps_of(engine.open_session(CLIENT, wrong))
+    assert {session.id for session in runtime.sessions.all()} == known
+
+
+async def test_an_installation_tells_what_came_of_each_package(engine: Engine, agent: Caller) -> None:
+    session_id = await agent.new_session()
+    done = (await steps_of(engine.install(CLIENT, session_id, ["ipython"])))[-1].installation
+    assert done is not None
+    assert [(one["name"], one["error"]) for one in done.packages] == [("ipython", None)]
+    with pytest.raises(InvalidArgument):
+        await steps_of(engine.install(CLIENT, session_id, ["-r file"]))
+
+
+async def test_a_state_is_named_by_a_number_and_files_are_listed_below_folders(engine: Engine, agent: Caller) -> None:
+    ran = await agent.execute("import os\nos.makedirs('a/b')\nopen('a/b/c.txt', 'w').close()\nx = 1")
+    await agent.execute("x = 2", ran.session_id)
+    below = await engine.files(CLIENT, ran.session_id, recursive=True)
+    assert ([file.name for file in below.items], below.folders, below.rest) == (["a/b/c.txt"], [], 0)
+    forked = await engine.fork(CLIENT, ran.session_id, "1", reseed=True)
+    assert (await agent.execute("x", forked.session_id)).result == "1"
+    assert len((await engine.rewind(CLIENT, ran.session_id, "1")).undone) == 1
+    assert (await agent.execute("x", ran.session_id)).result == "1"
 
 
 async def test_a_session_is_renamed(engine: Engine, agent: Caller, runtime: Runtime) -> None:
@@ -423,7 +532,7 @@ async def test_a_cell_whose_kernel_starts_is_interrupted_at_once(
         return await start()
 
     monkeypatch.setattr(session.session_kernel, "ensure_started", start_late)
-    execution_id = await engine.run_cell(OPERATOR, session.id, "1")
+    execution_id = (await engine.submit(OPERATOR, session.id, "1")).execution_id
     await begun.wait()
     assert await engine.interrupt(OPERATOR, session.id) == [execution_id]
     entry = await engine.execution(OPERATOR, execution_id)

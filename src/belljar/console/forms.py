@@ -185,8 +185,8 @@ class SessionActions:
         match act:
             case "run":
                 # Forms end lines as HTTP does; Python would take no notice, but the code is shown again.
-                execution_id = await engine.run_cell(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
-                return _back(session_id, f"#cell-{execution_id}")
+                queued = await engine.submit(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
+                return _back(session_id, f"#cell-{queued.execution_id}")
             case "interrupt":
                 await engine.interrupt(access, session_id)
             case "fork":

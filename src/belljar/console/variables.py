@@ -98,7 +98,7 @@ class VariablePages:
             raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
         async with request.form(max_files=0, max_fields=2) as form:
             wanted = str(form.get("packages", ""))
-        execution_id = await self._engine.install(access, session_id, wanted.split())
+        execution_id = await self._engine.queue_install(access, session_id, wanted.split())
         return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}#cell-{execution_id}", status_code=303)
 
 

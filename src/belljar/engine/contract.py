@@ -1,4 +1,4 @@
-"""The contract between those who show sessions (the HTTP API, the console) and where the sessions are.
+"""The contract between those who use sessions (tools, the HTTP API, the console) and where the sessions are.
 
 `Access` says who asks, and the implementation decides: a session or an execution of another owner is answered exactly
 as an unknown one. Reading never wakes a session, marks it as used or keeps it open. `models.py` has what is returned.
@@ -17,6 +17,7 @@ from belljar.engine.models import (
     ConsoleLink,
     EntryPage,
     ExecutionEntry,
+    ExecutionProgress,
     FileListing,
     FilePart,
     Followed,
@@ -30,6 +31,8 @@ from belljar.engine.models import (
     SessionDetail,
     SessionEntry,
     SessionPage,
+    Step,
+    Submitted,
     TableRows,
     UsageHistory,
     VariableList,
@@ -49,8 +52,14 @@ MAX_COMPLETED_CHARS = 100_000
 MAX_MATCHES = 200
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The largest part of a file that is read at once."""
+MAX_WAIT_S = 300.0
+"""How long one call waits for an execution at most; its caller may call again."""
 BATCH_BYTES = 64 * 1024
 BATCH_INTERVAL_S = 0.05
+
+
+Asks = Literal["client", "inbox", "nobody"]
+"""Who answers the questions of a cell: the caller, by `reply`, or people at the inbox; else people or nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,8 @@ class Access:
     is_operator: bool = False
     name: str = ""
     """What the journal calls them when they act in a session of somebody else."""
-    via: Literal["console", "terminal"] = "console"
-    """Where they answer questions."""
+    via: Literal["client", "console", "terminal"] = "console"
+    """Where they answer questions; a client, which acts for its owner, is told in its own words what it cannot have."""
 
     def may_see(self, owner: str) -> bool:
         """Return whether a session of this owner is visible to them."""
@@ -143,8 +152,11 @@ class Engine(Protocol):
         """Return one execution."""
         ...
 
-    async def result(self, access: Access, execution_id: str) -> ExecutionResult:
-        """Return the result that the client of an execution got, or what there is of it so far."""
+    async def result(self, access: Access, execution_id: str, since: int = 0) -> ExecutionResult:
+        """Return the result that the client of an execution got, or what there is of it so far.
+
+        With `since`, of its output only what came after that event.
+        """
         ...
 
     async def output(
@@ -183,8 +195,10 @@ class Engine(Protocol):
         """Return all executions of a session as a file."""
         ...
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
-        """List what is right in a folder of a session."""
+    async def files(
+        self, access: Access, session_id: str, path: str = "", after: str = "", *, recursive: bool = False
+    ) -> FileListing:
+        """List what is right in a folder of a session, or all files in and below it."""
         ...
 
     async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
@@ -234,34 +248,96 @@ class Engine(Protocol):
 
     # Acting
 
-    async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
-        """Open a session of the caller's own."""
+    async def create(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> SessionEntry:
+        """Make a session of the caller's own; its kernel starts with its first cell. `gpus` None: the usual number."""
+        ...
+
+    def open_session(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> AsyncGenerator[Step]:
+        """Make a session of the caller's own and start its kernel; nothing of it stays if that fails or is left."""
         ...
 
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
         """Change the reason of a session, by which lists name it; one that sleeps sleeps on."""
         ...
 
-    async def run_cell(
-        self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
-    ) -> str:
-        """Queue a cell under the caller's name; return its execution id."""
+    async def submit(
+        self,
+        access: Access,
+        session_id: str,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        filename: str = "",
+        key: str = "",
+        asks: Asks = "inbox",
+        client: str = "",
+        keeps_files: bool = False,
+    ) -> Submitted:
+        """Queue a cell under the caller's name; without a session, in a new one of the caller's own.
+
+        Calls with one `key` run once. `client` is the name of the program that it came through. With `keeps_files`,
+        figures and long data: URIs that it shows become files of the session.
+        """
         ...
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> str:
+    async def wait(
+        self,
+        access: Access,
+        execution_id: str,
+        *,
+        since: int | None = None,
+        asked: int | None = None,
+        wait_s: float = MAX_WAIT_S,
+    ) -> ExecutionProgress:
+        """Wait until an execution has ended, or `wait_s` have passed, `MAX_WAIT_S` at most.
+
+        With `since`, only until it has output after that event, or other progress; with `asked`, only until its client
+        has a question to answer whose number is greater.
+        """
+        ...
+
+    async def reply(
+        self,
+        access: Access,
+        execution_id: str,
+        number: int,
+        action: Literal["accept", "decline", "cancel"],
+        values: dict[str, JsonValue],
+    ) -> None:
+        """Answer a question of an execution as its client; nothing happens if another one waits by now, or none."""
+        ...
+
+    def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+        """Install packages for a session, and import them in it to prove that they work."""
+        ...
+
+    async def queue_install(self, access: Access, session_id: str, packages: list[str]) -> str:
         """Queue a cell under the caller's name that installs packages; return its execution id."""
         ...
 
-    async def interrupt(self, access: Access, session_id: str) -> list[str]:
-        """Stop what runs or waits in a session; return the executions."""
+    async def interrupt(
+        self, access: Access, session_id: str = "", *, execution_id: str = "", why: str = "", waits: bool = True
+    ) -> list[str]:
+        """Stop an execution, or all that run or wait in a session; return those that are stopped.
+
+        Without `waits`, do not wait for their end; then what is in this process is stopped before the first suspension.
+        `why` says on whose behalf.
+        """
         ...
 
-    async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
-        """Fork a session; the fork belongs to the owner of its origin."""
+    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
+        """Fork a session as it is, or was before execution `at`; the fork belongs to the owner of its origin.
+
+        `at` is an id, or a number counted back from the last one, which is 1. `reseed` gives it other random numbers.
+        """
         ...
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
-        """Rewind a session to before an execution."""
+        """Rewind a session to before an execution, given by its id or as the number of executions to undo."""
         ...
 
     async def end(self, access: Access, session_id: str) -> None:

@@ -1,24 +1,39 @@
-"""The engine of this process's own sessions: what `local_views.py` shows, what happens, and what people may do."""
+"""The engine of this process's own sessions: what `local_views.py` shows, what happens, and what callers may do."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Literal
 
 from pydantic import JsonValue
 
-from belljar.engine.contract import Access
+from belljar.engine.contract import MAX_WAIT_S, Access, Asks
 from belljar.engine.follow import SessionFollower
 from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
-from belljar.engine.models import Followed, ServerEvent, SessionEntry
+from belljar.engine.models import (
+    ClientQuestion,
+    ExecutionProgress,
+    Followed,
+    Installation,
+    ServerEvent,
+    SessionEntry,
+    Step,
+    Submitted,
+)
 from belljar.engine.packages import installing_cell
+from belljar.environments.installs import as_fields, check_requirements
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
+from belljar.executions.execution import Execution
 from belljar.executions.inbox import InboxQuestion
 from belljar.journal.session_records import iso_ms
-from belljar.models import Rewinding, SessionFork
+from belljar.models import ExecutionResult, Rewinding, SessionFork
+from belljar.sessions.packages import install_packages
+from belljar.sessions.queue import interrupt_all
 from belljar.sessions.session import Session
 from belljar.settings.environments import KERNEL_PREFIX
+from belljar.toolbox.base import QuestionReply
 
 _WAIT_S = 3600.0
 
@@ -71,10 +86,11 @@ class LocalEngine(LocalViews):
 
     # Acting
 
-    async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
+    async def create(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> SessionEntry:
         """See `Engine`."""
-        await self._registry.make_room(access.principal)
-        session = self._registry.create(access.principal, environment=environment, reason=reason[:MAX_TEXT])
+        session = await self._make(access.principal, environment, reason[:MAX_TEXT], gpus)
         self._registry.journal.commit()
         if self._registry.journal.is_failing:
             # Nobody could find it here, and each further try would make another one.
@@ -82,92 +98,202 @@ class LocalEngine(LocalViews):
             raise unwritten("no session was made")
         return self._entries.session(await self._row(access, session.id, is_counted=True))
 
+    async def open_session(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> AsyncGenerator[Step]:
+        """See `Engine`."""
+        session = await self._make(access.principal, environment, reason, gpus)
+
+        async def start(tell: Callable[[str], None]) -> Step:
+            with session.following_environment(tell):
+                await session.start()
+            return Step(kind="done", session=await asyncio.to_thread(session.info))
+
+        try:
+            # Otherwise another caller's new session could make this one go, blank as it is.
+            with session.in_use():
+                async with aclosing(_steps(start)) as steps:
+                    async for step in steps:
+                        yield step
+        except BaseException:
+            await self._registry.clear(session.id, access.principal)
+            raise
+
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
         """See `Engine`."""
-        row = await self._row(access, session_id)
-        kept = self._registry.rename(session_id, row.principal, reason)
-        if access.name and (session := self._registry.find_open(session_id)) is not None:
-            deed = f"renamed the session to {kept!r}" if kept else "removed the session's name"
-            session.authors.note(f"{access.name} {deed}")
+        kept = self._registry.rename(session_id, await self._owner(access, session_id), reason)
+        self._note(access, session_id, f"renamed the session to {kept!r}" if kept else "removed the session's name")
         return self._entries.session(await self._row(access, session_id, is_counted=True))
 
-    async def run_cell(
-        self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
-    ) -> str:
+    async def submit(
+        self,
+        access: Access,
+        session_id: str,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        filename: str = "",
+        key: str = "",
+        asks: Asks = "inbox",
+        client: str = "",
+        keeps_files: bool = False,
+    ) -> Submitted:
         """See `Engine`."""
-        session = await self._reach(access, session_id)
-        may_ask = self._registry.inbox.may_ask(session.principal)
-        cell = make_cell(self._registry.settings, code, timeout_s=timeout_s, allow_input=may_ask, author=access.name)
-        known = self._registry.executions.submitted(key, cell.code, session.principal) if key else None
-        if known is not None:
-            record = self._registry.journal.find(known)
-            if record is not None and record.session_id != session_id:
-                raise InvalidArgument(
-                    f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
-                )
-            return known
-        execution = session.submit(cell, key)
-        self._registry.journal.commit()
-        return execution.id
+        registry, executions = self._registry, self._registry.executions
+        owner = await self._owner(access, session_id) if session_id else access.principal
+        cell = make_cell(
+            registry.settings,
+            code,
+            timeout_s=timeout_s,
+            allow_input=asks == "client" or (asks == "inbox" and registry.inbox.may_ask(owner)),
+            filename=filename,
+            author=access.name,
+            client=client,
+            keeps_uris=keeps_files,
+            keeps_figures=keeps_files,
+        )
+        async with executions.turn_to_submit(key, owner):
+            if key and (known := executions.submitted(key, cell.code, owner)) is not None:
+                record = registry.journal.find(known)
+                of_session = record.session_id if record is not None else session_id
+                if session_id not in ("", of_session):
+                    raise InvalidArgument(
+                        f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
+                    )
+                return Submitted(execution_id=known, session_id=of_session)
+            session = await (registry.reach(session_id, owner) if session_id else self._make(owner))
+            if filename:
+                session.workspace.check_name(filename)
+            execution = session.submit(cell, key)
+        registry.journal.commit()
+        return Submitted(execution_id=execution.id, session_id=session.id)
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> str:
+    async def wait(
+        self,
+        access: Access,
+        execution_id: str,
+        *,
+        since: int | None = None,
+        asked: int | None = None,
+        wait_s: float = MAX_WAIT_S,
+    ) -> ExecutionProgress:
+        """See `Engine`."""
+        execution = self._live(access, execution_id)
+        if execution is None:
+            result = await self.result(access, execution_id)
+            return ExecutionProgress(status=result.status, sequence=result.sequence, result=result)
+        deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
+        while not _has_news(execution, since, asked):
+            left = deadline - time.monotonic()
+            # What changed may be the progress of a tool call, which has no number.
+            if left <= 0 or not await execution.wait_for_change(left) or since is not None:
+                break
+        self._registry.journal.commit()
+        return _progress(execution)
+
+    async def result(self, access: Access, execution_id: str, since: int = 0) -> ExecutionResult:
+        """See `Engine`. What is live or ended lately is in memory."""
+        if access.via != "client" and self._live(access, execution_id) is None:
+            row = await self._execution_row(access, execution_id)
+            if row.result is not None and not since:
+                return row.result
+        return self._registry.executions.result(execution_id, owner_asked_for(access), since)
+
+    async def reply(
+        self,
+        access: Access,
+        execution_id: str,
+        number: int,
+        action: Literal["accept", "decline", "cancel"],
+        values: dict[str, JsonValue],
+    ) -> None:
+        """See `Engine`."""
+        execution = self._live(access, execution_id)
+        if execution is None:
+            await self.result(access, execution_id)  # raises for one that is not the caller's
+            return
+        execution.reply(QuestionReply(action, values if action == "accept" else {}), number)
+
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+        """See `Engine`."""
+        check_requirements(packages)
+        session = await self._reach(access, session_id)
+
+        async def work(tell: Callable[[str], None]) -> Step:
+            async def tell_stage(stage: str) -> None:
+                tell(stage)
+
+            done = await install_packages(self._registry.starter, session, packages, on_stage=tell_stage)
+            report = Installation(
+                packages=[as_fields(outcome) for outcome in done.outcomes],
+                restart_needed=done.restart_needed,
+                pinned=done.pinned,
+            )
+            self._note(access, session_id, f"installed {', '.join(packages)[:MAX_TEXT]}")
+            return Step(kind="done", installation=report)
+
+        with session.in_use():
+            async with aclosing(_steps(work)) as steps:
+                async for step in steps:
+                    yield step
+
+    async def queue_install(self, access: Access, session_id: str, packages: list[str]) -> str:
         """See `Engine`."""
         row = await self._row(access, session_id)
         code = installing_cell(packages)
         if row.environment.startswith(KERNEL_PREFIX):
-            await self._registry.environments.for_packages(row.environment)  # refuses kernels that are not Python
-        return await self.run_cell(access, session_id, code)
+            await self._registry.starter.environments.for_packages(
+                row.environment
+            )  # refuses kernels that are not Python
+        return (await self.submit(access, session_id, code)).execution_id
 
-    async def interrupt(self, access: Access, session_id: str) -> list[str]:
+    async def interrupt(
+        self, access: Access, session_id: str = "", *, execution_id: str = "", why: str = "", waits: bool = True
+    ) -> list[str]:
         """See `Engine`. A session that sleeps runs nothing, and is not woken."""
-        await self._row(access, session_id)
-        session = self._registry.find_open(session_id)
-        if session is None:
-            return []
-        running = session.queue.running()
-        for execution in reversed(running):
-            execution.interrupt(*([f"by {access.name}"] if access.name else []))
-        await asyncio.gather(*(execution.wait(execution.stop_s) for execution in running))
+        if execution_id:
+            execution = self._live(access, execution_id)
+            if execution is None:
+                await self.result(access, execution_id)  # raises for one that is not the caller's
+            running = [execution] if execution is not None and not execution.is_finished else []
+        else:
+            running = self._registry.running(session_id, await self._owner(access, session_id))
+        await interrupt_all(running, why or (f"by {access.name}" if access.name else ""), waits=waits)
         return [execution.id for execution in running]
 
-    async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
+    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
         """See `Engine`."""
-        row = await self._row(access, session_id)
-        forked = (await self._registry.fork(session_id, row.principal, at=at))[1]
-        if access.name and (session := self._registry.find_open(session_id)) is not None:
-            session.authors.note(f"{access.name} forked the session as {forked.session_id}")
+        owner = await self._owner(access, session_id)
+        forked = (await self._registry.fork(session_id, owner, at=at, reseed=reseed))[1]
+        self._note(access, session_id, f"forked the session as {forked.session_id}")
         return forked
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
         """See `Engine`."""
         session = await self._reach(access, session_id)
         rewinding = await session.rewind(to)
-        if access.name:
-            count = len(rewinding.undone)
-            cells = "a cell" if count == 1 else f"{count} cells"
-            session.authors.note(f"{access.name} rewound the session, which undid {cells},")
+        count = len(rewinding.undone)
+        cells = "a cell" if count == 1 else f"{count} cells"
+        self._note(access, session_id, f"rewound the session, which undid {cells},")
         return rewinding
 
     async def end(self, access: Access, session_id: str) -> None:
         """See `Engine`."""
-        row = await self._row(access, session_id)
-        end = f"was ended by {access.name}" if access.name else "was cleared"
-        await self._registry.clear(session_id, row.principal, end)
+        owner = await self._owner(access, session_id)
+        await self._registry.clear(session_id, owner, f"was ended by {access.name}" if access.name else "was cleared")
 
     async def write_file(self, access: Access, session_id: str, name: str, content: bytes) -> None:
         """See `Engine`."""
         session = await self._reach(access, session_id)
         with session.in_use():
             await session.write_file(name, content)
-        if access.name:
-            session.authors.note(f"{access.name} put {name[:MAX_TEXT]!r} into the session folder")
+        self._note(access, session_id, f"put {name[:MAX_TEXT]!r} into the session folder")
 
     async def delete_file(self, access: Access, session_id: str, name: str) -> None:
         """See `Engine`."""
         session = await self._reach(access, session_id)
         await asyncio.to_thread(session.workspace.delete, name)
-        if access.name:
-            session.authors.note(f"{access.name} deleted {name[:MAX_TEXT]!r} from the session folder")
+        self._note(access, session_id, f"deleted {name[:MAX_TEXT]!r} from the session folder")
 
     async def answer(
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
@@ -182,6 +308,72 @@ class LocalEngine(LocalViews):
         """See `Engine`."""
         self._registry.inbox.note_presence(owner_asked_for(access))
 
+    # Steps that the verbs share
+
+    async def _make(self, owner: str, environment: str = "", reason: str = "", gpus: int | None = None) -> Session:
+        await self._registry.make_room(owner)
+        return self._registry.create(owner, environment=environment, reason=reason, gpus=gpus)
+
+    async def _owner(self, access: Access, session_id: str) -> str:
+        """Return whose session it is that the caller means.
+
+        A client may only mean one of its own. The registry finds it in memory, or says in a client's words where it is.
+        """
+        if access.via == "client":
+            return access.principal
+        live = self._registry.find_open(session_id)
+        if live is not None and access.may_see(live.principal):
+            return live.principal
+        return (await self._row(access, session_id)).principal
+
     async def _reach(self, access: Access, session_id: str) -> Session:
-        row = await self._row(access, session_id)
-        return await self._registry.reach(session_id, row.principal)
+        return await self._registry.reach(session_id, await self._owner(access, session_id))
+
+    def _live(self, access: Access, execution_id: str) -> Execution | None:
+        """Return an execution that the caller may see, if it runs, waits or ended lately."""
+        return self._registry.executions.find(execution_id, owner_asked_for(access))
+
+    def _note(self, access: Access, session_id: str, deed: str) -> None:
+        """Have the session's agent told what somebody else did."""
+        if access.name and (session := self._registry.find_open(session_id)) is not None:
+            session.authors.note(f"{access.name} {deed}")
+
+
+def _has_news(execution: Execution, since: int | None, asked: int | None) -> bool:
+    if execution.is_finished or (since is not None and execution.sequence > since):
+        return True
+    return asked is not None and execution.question is not None and execution.question_number > asked
+
+
+def _progress(execution: Execution) -> ExecutionProgress:
+    if execution.is_finished:
+        result = execution.result()
+        return ExecutionProgress(status=result.status, sequence=execution.sequence, result=result)
+    asked = execution.question
+    question = asked and ClientQuestion(
+        number=execution.question_number,
+        message=asked.message,
+        fields=asked.schema,
+        url=asked.url,
+        is_password=asked.is_password,
+    )
+    return ExecutionProgress(
+        status="running" if execution.has_started else "queued",
+        sequence=execution.sequence,
+        progress=execution.latest_text(),
+        question=question,
+    )
+
+
+async def _steps(work: Callable[[Callable[[str], None]], Awaitable[Step]]) -> AsyncGenerator[Step]:
+    """Yield what `work` tells, and then what it returns; it is cancelled if nobody wants that any more."""
+    told: asyncio.Queue[Step | None] = asyncio.Queue()
+    task = asyncio.ensure_future(work(lambda text: told.put_nowait(Step(kind="stage", text=text))))
+    task.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (step := await told.get()) is not None:
+            yield step
+        yield await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -51,10 +51,10 @@ from belljar.engine.usage import INTERVAL_S, UsageSampler
 from belljar.engine.variables import list_variables, table_part, table_rows
 from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, OperatorNeeded, SessionNotFound
 from belljar.executions.inbox import InboxQuestion
-from belljar.files.workspace import Workspace
+from belljar.files.workspace import FileEntry, Workspace
 from belljar.journal.session_records import SessionRecord, iso_ms
 from belljar.logs import pseudonym
-from belljar.models import ExecutionResult, OutputEvent
+from belljar.models import OutputEvent
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.export_formats import ExportFormat, export
 from belljar.policy.decision_log import read_decisions
@@ -68,6 +68,7 @@ _LIVE = ("running", "idle", "fresh")
 _STATES = (*_LIVE, "asleep", "gone")
 MAX_TEXT = 200
 _LISTED_FILES = 500
+_LISTED_BELOW = 2_000
 
 
 class LocalViews:
@@ -228,16 +229,6 @@ class LocalViews:
         """See `Engine`."""
         return self._entries.execution(await self._execution_row(access, execution_id))
 
-    async def result(self, access: Access, execution_id: str) -> ExecutionResult:
-        """See `Engine`."""
-        row = await self._execution_row(access, execution_id)
-        if row.result is not None:
-            return row.result
-        live = self._entries.running(row)
-        if live is None:
-            raise ExecutionNotFound(f"execution {execution_id!r} ended with the server that ran it")
-        return live.result()
-
     async def output(
         self, access: Access, execution_id: str, since: int = 0, limit: int = 500
     ) -> tuple[list[OutputEvent], bool]:
@@ -296,26 +287,23 @@ class LocalViews:
         self._registry.journal.commit()
         return await asyncio.to_thread(_notebook_file, self._data_directory, session_id, form)
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
+    async def files(
+        self, access: Access, session_id: str, path: str = "", after: str = "", *, recursive: bool = False
+    ) -> FileListing:
         """See `Engine`."""
         workspace = await self._workspace(access, session_id)
+        if recursive:
+            found = await asyncio.to_thread(workspace.list_page, path, after, _LISTED_BELOW)
+            following = found.entries[-1].name if found.rest else None
+            return FileListing(items=[*map(_file_info, found.entries)], next=following, rest=found.rest)
         try:
             listing = await asyncio.to_thread(workspace.list_folder, path, after, _LISTED_FILES)
         except FileMissing:
             if path:
                 raise
             return FileListing(items=[])  # nothing has run yet
-        items = [
-            FileEntryInfo(
-                name=entry.name,
-                size=entry.size,
-                modified_at=iso_ms(entry.mtime_ns / 1e9),
-                mime_type=entry.mime_type,
-            )
-            for entry in listing.files
-        ]
         folders = [folder.name for folder in listing.folders]
-        return FileListing(items=items, folders=folders, next=listing.next_after)
+        return FileListing(items=[*map(_file_info, listing.files)], folders=folders, next=listing.next_after)
 
     async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Engine`."""
@@ -360,7 +348,7 @@ class LocalViews:
         """See `Engine`."""
         row = await self._row(access, session_id)
         folders, name = self._registry.folders_and_environment(session_id, row.principal)
-        environment = self._registry.environments.find_ready(name)
+        environment = self._registry.starter.environments.find_ready(name)
         return await asyncio.to_thread(list_packages, name, folders.layer, environment)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
@@ -403,6 +391,11 @@ def unwritten(fact: str) -> Busy:
         f"{fact}, and the journal, from which this is read, cannot be written now",
         hint="Try again in 30 seconds; the server's operator finds the reason in its log",
     )
+
+
+def _file_info(entry: FileEntry) -> FileEntryInfo:
+    modified_at = iso_ms(entry.mtime_ns / 1e9)
+    return FileEntryInfo(name=entry.name, size=entry.size, modified_at=modified_at, mime_type=entry.mime_type)
 
 
 def _read_part(workspace: Workspace, name: str, offset: int, length: int) -> FilePart:

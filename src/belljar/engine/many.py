@@ -25,7 +25,7 @@ from belljar.engine.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.engine.remote import CalledEngine, RemoteEngine, ServerGone
+from belljar.engine.remote import CalledEngine, Event, RemoteEngine, ServerGone
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -96,6 +96,24 @@ class ManyEngine(CalledEngine):
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         """Call the server that has the session or the execution that is named; what names neither, the first one."""
         return await self._first((SessionNotFound, ExecutionNotFound), verb, access, **arguments)
+
+    async def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
+        """Yield what the server tells that has the session that is named; what names none, the first one."""
+        missing: BelljarError | None = None
+        for engine in (await self._places()).values():
+            has_begun = False
+            try:
+                async for item in getattr(engine, verb)(access, **arguments):
+                    has_begun = True
+                    yield item
+            except SessionNotFound as error:
+                missing = error
+            except ServerGone:
+                if has_begun:
+                    raise
+            else:
+                return
+        raise missing or _nobody()
 
     # What is put together
 

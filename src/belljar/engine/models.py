@@ -2,10 +2,10 @@
 
 from typing import Generic, Literal, TypeVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, JsonValue
 
 from belljar.kernels.variables import ColumnKind
-from belljar.models import FileReference, Model, OutputEvent, SessionInfo, Status, Usage
+from belljar.models import ExecutionResult, FileReference, Model, OutputEvent, SessionInfo, Status, Usage
 
 MAX_LISTED = 1_000
 """The most variables of one page."""
@@ -139,6 +139,59 @@ class ExecutionEntry(Model):
     """The number of its latest output event; 0 while it runs."""
 
 
+class Submitted(Model):
+    """A cell that was accepted."""
+
+    execution_id: str
+    session_id: str
+
+
+class ClientQuestion(Model):
+    """What the client of an execution is asked."""
+
+    number: int
+    """Its number among the questions of the execution, from 1 on."""
+    message: str
+    fields: dict[str, JsonValue] = {}
+    """A JSON Schema of the answer; empty for plain consent."""
+    url: str = ""
+    """An address that the person should open first."""
+    is_password: bool = False
+
+
+class ExecutionProgress(Model):
+    """How far an execution is."""
+
+    status: ExecutionState
+    sequence: int = 0
+    """The number of its latest output event."""
+    progress: str = ""
+    """The latest of its text, or of what a tool that it calls says."""
+    question: ClientQuestion | None = None
+    result: ExecutionResult | None = None
+    """None while it runs."""
+
+
+class Installation(Model):
+    """What came of an installation."""
+
+    packages: list[dict[str, JsonValue]]
+    """Of each requirement its version, or why it has none."""
+    restart_needed: list[str] = []
+    """Packages that changed although the session has imported them."""
+    pinned: list[str] = []
+    """All that was installed, as an installer takes it."""
+
+
+class Step(Model):
+    """A step of what takes long: with `stage`, what it is busy with; the last one has what came of it."""
+
+    kind: Literal["stage", "done"]
+    text: str = ""
+    session: SessionInfo | None = None
+    installation: Installation | None = None
+
+
 class CallEntry(Model):
     """A tool call of an execution; arguments and results are not told."""
 
@@ -178,6 +231,8 @@ class FileListing(Model):
     items: list[FileEntryInfo]
     folders: list[str] = []
     next: str | None = None
+    rest: int = 0
+    """How many more files and folders were seen."""
 
 
 class FilePart(Model):

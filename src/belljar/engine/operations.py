@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_ITEMS, STREAM_CHARS
+from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_ITEMS, MAX_WAIT_S, STREAM_CHARS, Asks
 from belljar.engine.models import (
     MAX_LISTED,
     MAX_REQUIREMENTS,
@@ -18,6 +18,7 @@ from belljar.engine.models import (
     ConsoleLink,
     EntryPage,
     ExecutionEntry,
+    ExecutionProgress,
     FileListing,
     Health,
     LiveSession,
@@ -28,6 +29,7 @@ from belljar.engine.models import (
     SessionDetail,
     SessionEntry,
     SessionPage,
+    Submitted,
     TableRows,
     UsageHistory,
     VariableList,
@@ -35,7 +37,7 @@ from belljar.engine.models import (
 from belljar.errors import InvalidArgument
 from belljar.executions.inbox import InboxQuestion
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
-from belljar.models import MAX_REASON_CHARS, ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
 
 PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"
@@ -56,6 +58,7 @@ class NewSession(Model):
 
     environment: str = ""
     reason: str = Field("", max_length=MAX_REASON_CHARS)
+    gpus: int | None = Field(None, ge=0, le=MAX_GPUS)
 
 
 class SessionReason(Model):
@@ -69,6 +72,33 @@ class NewCell(Model):
 
     code: str
     timeout_s: float | None = Field(None, gt=0)
+    filename: str = ""
+    asks: Asks = "inbox"
+    client: str = ""
+    keeps_files: bool = False
+
+
+class WaitRequest(Model):
+    """What of an execution to wait for beside its end, and how long."""
+
+    since: int | None = Field(None, ge=0)
+    asked: int | None = Field(None, ge=0)
+    wait_s: float = Field(MAX_WAIT_S, ge=0, le=MAX_WAIT_S)
+
+
+class ClientReply(Model):
+    """The answer of a client to question `number` of its execution."""
+
+    number: int
+    action: Literal["accept", "decline", "cancel"]
+    values: dict[str, JsonValue] = {}
+
+
+class InterruptRequest(Model):
+    """On whose behalf it is stopped, and whether to wait for its end."""
+
+    why: str = Field("", max_length=MAX_REASON_CHARS)
+    waits: bool = True
 
 
 class NewPackages(Model):
@@ -88,6 +118,7 @@ class ForkRequest(Model):
     """Where to fork a session: before the execution `at`, or where it is now."""
 
     at: str = ""
+    reseed: bool = False
 
 
 class RewindRequest(Model):
@@ -104,12 +135,6 @@ class QuestionAnswer(Model):
 
 
 # What answers say that is no model of its own
-
-
-class Queued(Model):
-    """A cell that was accepted."""
-
-    execution_id: str
 
 
 class Installing(Model):
@@ -278,6 +303,14 @@ OPERATIONS: Final = (
         "live_sessions", "GET", "/live-sessions", "Those that are open now, in full", LiveSessions, wrapped="items"
     ),
     Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
+    Operation(
+        "open_session",
+        "POST",
+        "/open-session",
+        "Open a session and start its kernel: a stream of its stages",
+        body=NewSession,
+        media=STREAM,
+    ),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),
     Operation("rename", "POST", f"{_SESSION}/rename", "Change its reason", SessionEntry, body=SessionReason),
     Operation("end", "DELETE", _SESSION, "End a session and delete all of it", status=204),
@@ -299,15 +332,15 @@ OPERATIONS: Final = (
         wrapped="items",
     ),
     Operation(
-        "run_cell",
+        "submit",
         "POST",
         f"{_SESSION}/executions",
         "Run a cell; with the header Idempotency-Key, once",
-        Queued,
+        Submitted,
         body=NewCell,
         status=202,
-        wrapped="execution_id",
     ),
+    Operation("submit", "POST", "/executions", "Run a cell in a new session", Submitted, body=NewCell, status=202),
     Operation(
         "complete",
         "POST",
@@ -322,6 +355,7 @@ OPERATIONS: Final = (
         f"{_SESSION}/interrupt",
         "Stop what runs and waits",
         InterruptedList,
+        body=InterruptRequest,
         wrapped="interrupted",
     ),
     Operation("fork", "POST", f"{_SESSION}/fork", "Fork it", SessionFork, body=ForkRequest, status=201),
@@ -332,7 +366,11 @@ OPERATIONS: Final = (
         f"{_SESSION}/files",
         "Files and folders in a folder, by name",
         FileListing,
-        {"path": Parameter("A folder"), "after": Parameter("A name")},
+        {
+            "path": Parameter("A folder"),
+            "after": Parameter("A name"),
+            "recursive": Parameter("1: all files in and below it", 0, 0, 1),
+        },
     ),
     Operation("read_part", "GET", f"{_SESSION}/files/{{name:path}}", "A file", media=BYTES),
     Operation("write_file", "PUT", f"{_SESSION}/files/{{name:path}}", "Write a file", status=204),
@@ -362,6 +400,14 @@ OPERATIONS: Final = (
     Operation(
         "install",
         "POST",
+        f"{_SESSION}/install",
+        "Install packages: a stream of its stages",
+        body=NewPackages,
+        media=STREAM,
+    ),
+    Operation(
+        "queue_install",
+        "POST",
         f"{_SESSION}/packages",
         "Install packages by a cell",
         Installing,
@@ -374,7 +420,32 @@ OPERATIONS: Final = (
         "follow", "GET", f"{_SESSION}/events", "Cells and output as they come", None, {"after": _AFTER}, media=STREAM
     ),
     Operation("execution", "GET", _EXECUTION, "One execution, without output", ExecutionEntry),
-    Operation("result", "GET", f"{_EXECUTION}/result", "What its client was told", ExecutionResult),
+    Operation(
+        "result",
+        "GET",
+        f"{_EXECUTION}/result",
+        "What its client was told",
+        ExecutionResult,
+        {"since": Parameter("Of its output only what came after this event", 0)},
+    ),
+    Operation(
+        "wait",
+        "POST",
+        f"{_EXECUTION}/wait",
+        "How far it is, once it has ended or has news",
+        ExecutionProgress,
+        body=WaitRequest,
+    ),
+    Operation("reply", "POST", f"{_EXECUTION}/reply", "Answer it as its client", body=ClientReply, status=204),
+    Operation(
+        "interrupt",
+        "POST",
+        f"{_EXECUTION}/interrupt",
+        "Stop it",
+        InterruptedList,
+        body=InterruptRequest,
+        wrapped="interrupted",
+    ),
     Operation(
         "output",
         "GET",

@@ -17,12 +17,13 @@ import httpx2
 from pydantic import JsonValue, ValidationError
 
 from belljar import ipc
-from belljar.engine.contract import MAX_PART_BYTES, STREAM_CHARS, Access, SessionFilter
+from belljar.engine.contract import MAX_PART_BYTES, MAX_WAIT_S, STREAM_CHARS, Access, Asks, SessionFilter
 from belljar.engine.models import (
     CallEntry,
     ConsoleLink,
     EntryPage,
     ExecutionEntry,
+    ExecutionProgress,
     FileListing,
     FilePart,
     Followed,
@@ -36,6 +37,8 @@ from belljar.engine.models import (
     SessionDetail,
     SessionEntry,
     SessionPage,
+    Step,
+    Submitted,
     TableRows,
     UsageHistory,
     VariableList,
@@ -61,7 +64,7 @@ _MOST_ID_CHARS: Final = 400
 _ABSENCES: Final[dict[str, type[BelljarError]]] = {"session_id": SessionNotFound, "execution_id": ExecutionNotFound}
 _BEYOND: Final = 416
 """The status for a range behind the end of a file, which is no error here."""
-_Event = TypeVar("_Event", ServerEvent, Followed)
+Event = TypeVar("Event", ServerEvent, Followed, Step)
 
 
 class ServerGone(EngineError):
@@ -76,7 +79,7 @@ class CalledEngine:
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         raise NotImplementedError
 
-    def _stream(self, verb: str, access: Access, kind: type[_Event], **arguments: str) -> AsyncGenerator[_Event]:
+    def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
         raise NotImplementedError
 
     async def health(self, access: Access) -> Health:
@@ -121,9 +124,9 @@ class CalledEngine:
         """See `Engine`."""
         return await self._call("execution", access, execution_id=execution_id)
 
-    async def result(self, access: Access, execution_id: str) -> ExecutionResult:
+    async def result(self, access: Access, execution_id: str, since: int = 0) -> ExecutionResult:
         """See `Engine`."""
-        return await self._call("result", access, execution_id=execution_id)
+        return await self._call("result", access, execution_id=execution_id, since=since)
 
     async def output(
         self, access: Access, execution_id: str, since: int = 0, limit: int = 500
@@ -163,9 +166,12 @@ class CalledEngine:
         """See `Engine`."""
         return await self._call("notebook", access, session_id=session_id, form=form)
 
-    async def files(self, access: Access, session_id: str, path: str = "", after: str = "") -> FileListing:
+    async def files(
+        self, access: Access, session_id: str, path: str = "", after: str = "", *, recursive: bool = False
+    ) -> FileListing:
         """See `Engine`."""
-        return await self._call("files", access, session_id=session_id, path=path, after=after)
+        below = int(recursive)
+        return await self._call("files", access, session_id=session_id, path=path, after=after, recursive=below)
 
     async def read_part(self, access: Access, session_id: str, name: str, offset: int, length: int) -> FilePart:
         """See `Engine`."""
@@ -213,31 +219,84 @@ class CalledEngine:
         async for item in self._stream("follow", access, Followed, session_id=session_id, after=after):
             yield item
 
-    async def create(self, access: Access, environment: str = "", reason: str = "") -> SessionEntry:
+    async def create(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> SessionEntry:
         """See `Engine`."""
-        return await self._call("create", access, environment=environment, reason=reason)
+        return await self._call("create", access, environment=environment, reason=reason, gpus=gpus)
+
+    async def open_session(
+        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+    ) -> AsyncGenerator[Step]:
+        """See `Engine`."""
+        wanted = {"environment": environment, "reason": reason, "gpus": gpus}
+        async for step in self._stream("open_session", access, Step, **wanted):
+            yield step
 
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
         """See `Engine`."""
         return await self._call("rename", access, session_id=session_id, reason=reason)
 
-    async def run_cell(
-        self, access: Access, session_id: str, code: str, timeout_s: float | None = None, key: str = ""
-    ) -> str:
+    async def submit(
+        self,
+        access: Access,
+        session_id: str,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        filename: str = "",
+        key: str = "",
+        asks: Asks = "inbox",
+        client: str = "",
+        keeps_files: bool = False,
+    ) -> Submitted:
         """See `Engine`."""
-        return await self._call("run_cell", access, session_id=session_id, code=code, timeout_s=timeout_s, key=key)
+        cell = {"code": code, "timeout_s": timeout_s, "filename": filename, "asks": asks, "client": client}
+        return await self._call("submit", access, session_id=session_id, key=key, keeps_files=keeps_files, **cell)
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> str:
+    async def wait(
+        self,
+        access: Access,
+        execution_id: str,
+        *,
+        since: int | None = None,
+        asked: int | None = None,
+        wait_s: float = MAX_WAIT_S,
+    ) -> ExecutionProgress:
         """See `Engine`."""
-        return await self._call("install", access, session_id=session_id, packages=packages)
+        return await self._call("wait", access, execution_id=execution_id, since=since, asked=asked, wait_s=wait_s)
 
-    async def interrupt(self, access: Access, session_id: str) -> list[str]:
+    async def reply(
+        self,
+        access: Access,
+        execution_id: str,
+        number: int,
+        action: Literal["accept", "decline", "cancel"],
+        values: dict[str, JsonValue],
+    ) -> None:
         """See `Engine`."""
-        return await self._call("interrupt", access, session_id=session_id)
+        answer = {"number": number, "action": action, "values": values}
+        await self._call("reply", access, execution_id=execution_id, **answer)
 
-    async def fork(self, access: Access, session_id: str, at: str = "") -> SessionFork:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
         """See `Engine`."""
-        return await self._call("fork", access, session_id=session_id, at=at)
+        async for step in self._stream("install", access, Step, session_id=session_id, packages=packages):
+            yield step
+
+    async def queue_install(self, access: Access, session_id: str, packages: list[str]) -> str:
+        """See `Engine`."""
+        return await self._call("queue_install", access, session_id=session_id, packages=packages)
+
+    async def interrupt(
+        self, access: Access, session_id: str = "", *, execution_id: str = "", why: str = "", waits: bool = True
+    ) -> list[str]:
+        """See `Engine`."""
+        wanted = {"session_id": session_id, "execution_id": execution_id, "why": why, "waits": waits}
+        return await self._call("interrupt", access, **wanted)
+
+    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
+        """See `Engine`."""
+        return await self._call("fork", access, session_id=session_id, at=at, reseed=reseed)
 
     async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
         """See `Engine`."""
@@ -292,7 +351,7 @@ class RemoteEngine(CalledEngine):
             return found.items, found.next is not None
         return getattr(found, operation.wrapped) if operation.wrapped else found
 
-    async def _stream(self, verb: str, access: Access, kind: type[_Event], **arguments: str) -> AsyncGenerator[_Event]:
+    async def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
         async with self._send(_operation(verb, arguments), access, arguments) as response:
             fields: dict[str, str] = {}
             async for line in _lines(response):
@@ -300,8 +359,10 @@ class RemoteEngine(CalledEngine):
                 if name in ("event", "id", "data"):
                     fields[name] = value
                 elif not line and fields:
-                    place = {"kind": fields.get("event", ""), "id": fields.get("id", "")}
+                    place = {"kind": fields.get("event", "")} | ({"id": fields["id"]} if "id" in fields else {})
                     data, fields = json.loads(fields.get("data", "{}")), {}
+                    if place["kind"] == "error":
+                        raise named_error(f"{data['code']}: {data['message']}", data["hint"])
                     try:
                         happened = kind.model_validate(data | place, extra="ignore")
                     except ValidationError:
@@ -338,12 +399,13 @@ class RemoteEngine(CalledEngine):
 
 def _operation(verb: str, arguments: dict[str, Any]) -> Operation:
     """Return the line of the table for a verb: of several, the first whose path takes these arguments."""
-    lines = [one for one in OPERATIONS if one.verb == verb]
-    return next((one for one in lines if {*one.names_in_path} <= {*arguments}), lines[-1])
+    lines, given = [one for one in OPERATIONS if one.verb == verb], {name for name in arguments if arguments[name]}
+    return next((one for one in lines if given.issuperset(one.names_in_path)), lines[0])
 
 
 def _speaker(access: Access) -> dict[str, str]:
-    said = (access.principal, "1" if access.is_operator else "0", access.name, access.via)
+    via = "terminal" if access.via == "terminal" else "console"
+    said = (access.principal, "1" if access.is_operator else "0", access.name, via)
     return {name: quote(value, safe="") for name, value in zip(SPEAKER_HEADERS, said, strict=True)}
 
 
@@ -364,7 +426,7 @@ def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
             left["columns"] = f"{first}:{first + left['columns']}"
         case "write_file":
             request["content"] = left.pop("content")
-        case "run_cell":
+        case "submit":
             request["headers"] = {"Idempotency-Key": _checked_key(key)} if (key := left.pop("key")) else {}
         case _:
             pass
@@ -372,6 +434,8 @@ def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
         named = {name: known.argument or name for name, known in operation.query.items()}
         request["params"] = {name: _text(left.pop(argument)) for name, argument in named.items() if argument in left}
     if operation.body is not None:
+        for name in _ABSENCES:
+            left.pop(name, None)  # empty, or in the path
         # In ASCII: a lone surrogate gets there, and the server says what is wrong with it.
         request["content"] = json.dumps(left).encode()
     return request

@@ -55,10 +55,10 @@ class ExecutionHistory:
         """Return a lock that is held from a look at a key to the submission under it; none where there is no key."""
         return self._turns.setdefault((principal, key), asyncio.Lock()) if key else nullcontext()
 
-    def find(self, execution_id: str, principal: str) -> Execution | None:
-        """Return a live or recent execution of the caller; None when only the journal may have it."""
+    def find(self, execution_id: str, principal: str | None) -> Execution | None:
+        """Return a live or recent execution of the caller, or of anybody for None; None when it is not in memory."""
         for session in self._sessions.values():
-            if session.principal == principal and (execution := session.queue.find(execution_id)) is not None:
+            if principal in (None, session.principal) and (execution := session.queue.find(execution_id)) is not None:
                 return execution
         return None
 
@@ -85,8 +85,8 @@ class ExecutionHistory:
 
     # Results
 
-    def result(self, execution_id: str, principal: str, since: int = 0) -> ExecutionResult:
-        """Return the result of an execution, with its output after event number `since`."""
+    def result(self, execution_id: str, principal: str | None, since: int = 0) -> ExecutionResult:
+        """Return the result of the caller's execution (of anybody's for None), with its output after event `since`."""
         live = self.find(execution_id, principal)
         if live is not None:
             # Commit, because the caller will ask for what comes after this output: from the next server, if this one is
@@ -97,9 +97,9 @@ class ExecutionHistory:
             complete = self._recorded_result(execution_id, principal)
         return self._replayed(complete, since) if since > 0 else complete
 
-    def _recorded_result(self, execution_id: str, principal: str) -> ExecutionResult:
+    def _recorded_result(self, execution_id: str, principal: str | None) -> ExecutionResult:
         record = self._journal.find(execution_id)
-        if record is None or record.principal != principal:
+        if record is None or principal not in (None, record.principal):
             raise ExecutionNotFound(
                 f"execution {execution_id[:64]!r} does not exist",
                 hint="Use the execution_id that execute_code answered with; executions go with their cleared session",

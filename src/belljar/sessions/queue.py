@@ -112,9 +112,10 @@ class ExecutionQueue:
         await asyncio.gather(*self._tasks, *self._tasks_aside, return_exceptions=True)
 
 
-async def interrupt_all(executions: Sequence[Execution]) -> None:
-    """Stop executions of one session, given in order, and wait until they have ended."""
+async def interrupt_all(executions: Sequence[Execution], why: str = "", *, waits: bool = True) -> None:
+    """Stop executions of one session, given in order, and wait until they have ended, unless `waits` is off."""
     # The last one first, so that none of them starts because the one before it has ended.
     for execution in reversed(executions):
-        execution.interrupt()
-    await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))
+        execution.interrupt(*([why] if why else []))
+    if waits:
+        await asyncio.gather(*(execution.wait(execution.stop_s) for execution in executions))

@@ -31,7 +31,6 @@ from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
 from belljar.privacy.redaction import Redactors, SessionRedactor
 from belljar.privacy.vault import TokenCounter, TokenLog
-from belljar.provisioning.environments import EnvironmentCache
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
 from belljar.servers import describe_server, is_living
@@ -83,7 +82,7 @@ class Registry:
         self._runs = settings.data_directory / "runs"
         self.recover_others: Callable[[], None] = lambda: None
         """Records the sessions of servers that have ended without notice as asleep; of whoever knows the servers."""
-        self._starter = starter
+        self.starter = starter
         self.pool = Pool(
             starter,
             folder,
@@ -131,21 +130,21 @@ class Registry:
         kept_reason = _one_line_reason(reason)
         self._check_room(principal)
         name = environment or self.settings.environment
-        self._starter.environments.check(name)
-        count = self._starter.gpus.count(name, gpus)
+        self.starter.environments.check(name)
+        count = self.starter.gpus.count(name, gpus)
         asked_at = time.perf_counter()
         # What waits in the pool shows the folders that everybody sees, and its mounts cannot change any more.
-        seen = self._starter.host_folders
+        seen = self.starter.host_folders
         is_pooled = seen.of(principal) == seen.of("")
-        is_usual = count == self._starter.gpus.default_count(name)
+        is_usual = count == self.starter.gpus.default_count(name)
         pooled = self.pool.take(name) if is_pooled and is_usual else None
         if pooled is not None:
             folders = pooled.folders
         elif is_usual:
             folders = self._new_folders(name, is_pooled=is_pooled)
         else:
-            folders = new_folders(self._folder, self._starter)
-            self._starter.gpus.request(folders.session_id, count)
+            folders = new_folders(self._folder, self.starter)
+            self.starter.gpus.request(folders.session_id, count)
         session = self._open(folders, principal, name, kept_reason)
         self._record_new(session)
         if pooled is not None:
@@ -156,7 +155,7 @@ class Registry:
 
     def _new_folders(self, environment: str, *, is_pooled: bool) -> SessionFolders:
         prepared = self.pool.take_prepared(environment) if is_pooled else None
-        return prepared or new_folders(self._folder, self._starter)
+        return prepared or new_folders(self._folder, self.starter)
 
     async def fork(
         self, session_id: str, principal: str, *, at: str | int = "", reseed: bool = False
@@ -175,7 +174,7 @@ class Registry:
 
     async def _fork(self, origin: Session, principal: str, before: str, *, reseed: bool) -> tuple[Session, SessionFork]:
         async with origin.turn:
-            forked = await fork_kernel(origin, self._starter, self._folder, at=before, reseed=reseed)
+            forked = await fork_kernel(origin, self.starter, self._folder, at=before, reseed=reseed)
             reason = f"fork of {origin.id}"
             redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
             session = self._open(forked.folders, principal, origin.environment, reason, redactor)
@@ -286,7 +285,7 @@ class Registry:
         token_log: TokenLog | None = None,
     ) -> Session:
         folders = replace(folders, principal=principal)
-        tools = self._starter.toolbox.broker(folders.session_id) if self._starter.toolbox is not None else None
+        tools = self.starter.toolbox.broker(folders.session_id) if self.starter.toolbox is not None else None
         redactor = redactor or self._redactors.new_redactor(folders.tokens)
         if self._handover.is_on and self._redactors.are_in_use:
             redactor.log_to(token_log or TokenLog())
@@ -299,13 +298,13 @@ class Registry:
             journal=self.journal,
             records=self.records,
             admission=self.admission,
-            start_kernel=partial(self._starter.start, environment),
-            follow_environment=partial(self._starter.environments.following, environment),
+            start_kernel=partial(self.starter.start, environment),
+            follow_environment=partial(self.starter.environments.following, environment),
             guard=self.guardrails.guard(folders.session_id, principal, folders.root),
             plugins=self.plugins,
             redactor=redactor,
             handover=self._handover,
-            gpus=self._starter.gpus,
+            gpus=self.starter.gpus,
             changes=self.changes,
             inbox=self.inbox,
             owner_folder=self._owner_folders.of(principal)
@@ -394,7 +393,7 @@ class Registry:
         self._check_room(principal)
         if not self.records.claim(session_id):
             return None
-        folders = SessionFolders(session_id, self._folder / session_id, self._starter.provider.take_identity())
+        folders = SessionFolders(session_id, self._folder / session_id, self.starter.provider.take_identity())
         folders.make()
         session = self._open(folders, principal, entry.environment, entry.reason)
         resumption.wake(session, entry)
@@ -441,11 +440,6 @@ class Registry:
         """Return the caller's sessions that are only on disk, oldest first. Any call with their id wakes them."""
         sandbox, keep_days = self.settings.sandbox, self.settings.keep_days
         return [sleeping_info(entry, sandbox=sandbox, keep_days=keep_days) for entry in self.records.asleep(principal)]
-
-    @property
-    def environments(self) -> EnvironmentCache:
-        """Return the environments that sessions are started in."""
-        return self._starter.environments
 
     def find_open(self, session_id: str) -> Session | None:
         """Return an open session of any owner without marking it as used; its caller decides who may see it."""

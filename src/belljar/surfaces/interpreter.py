@@ -13,7 +13,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, Ses
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
-from belljar.models import MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
+from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
 from belljar.sessions.queue import interrupt_all
@@ -62,7 +62,6 @@ from belljar.surfaces.workflow_tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
-MAX_GPUS = 1_024
 Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
 Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="Interrupt it then")]

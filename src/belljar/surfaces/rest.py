@@ -20,8 +20,17 @@ from starlette.routing import Route
 from belljar.distribution import own_version
 from belljar.engine.contract import Engine, SessionFilter
 from belljar.engine.models import FilePart, Followed
-from belljar.engine.operations import BYTES, IN_PATH, OPERATIONS, PREFIX, ApiProblem, EventPage, Operation, Queued
-from belljar.errors import FileMissing, InvalidArgument
+from belljar.engine.operations import (
+    BYTES,
+    IN_PATH,
+    OPERATIONS,
+    PREFIX,
+    ApiProblem,
+    EventPage,
+    Operation,
+    ProblemDetail,
+)
+from belljar.errors import BelljarError, FileMissing, InvalidArgument
 from belljar.kernels.variables import MAX_COLUMNS
 from belljar.models import Model
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
@@ -73,7 +82,7 @@ class RestApi:
         """Return what answers an operation; most only call the engine."""
         more: dict[str, Callable[[ApiCall], Awaitable[Model | Response]]] = {
             "sessions": self._sessions,
-            "run_cell": self._run_cell,
+            "submit": self._submit,
             "output": self._output,
             "rows": self._rows,
             "display": self._display,
@@ -82,15 +91,14 @@ class RestApi:
             "write_file": self._write_file,
             "follow": self._follow,
             "server_events": self._server_events,
+            "open_session": partial(self._steps, operation),
+            "install": partial(self._steps, operation),
         }
         return more.get(operation.verb) or partial(self._call, operation)
 
     async def _call(self, operation: Operation, call: ApiCall) -> Model:
         """Call the engine's verb with what the request says, under the verb's own names."""
-        query = {known.argument or name: call.query[name] for name, known in operation.query.items()}
-        body: dict[str, Any] = dict(call.body) if call.body is not None else {}
-        path = {name: call.request.path_params[name] for name in operation.names_in_path}
-        found = await getattr(self._engine, operation.verb)(call.access, **path, **query, **body)
+        found = await getattr(self._engine, operation.verb)(call.access, **_arguments(operation, call))
         if operation.answer is None:
             return Model()
         return operation.answer.model_construct(**{operation.wrapped: found}) if operation.wrapped else found
@@ -102,12 +110,12 @@ class RestApi:
         wanted = SessionFilter(state=query["state"], owner=query["owner"], text=query["q"])
         return await self._engine.sessions(call.access, wanted, query["cursor"], query["limit"])
 
-    async def _run_cell(self, call: ApiCall) -> Model:
-        key = call.request.headers.get("idempotency-key", "")
-        code, timeout_s = call.body.code, call.body.timeout_s
-        return Queued(
-            execution_id=await self._engine.run_cell(call.access, call.path("session_id"), code, timeout_s, key)
+    async def _submit(self, call: ApiCall) -> Model:
+        key, session_id = (
+            call.request.headers.get("idempotency-key", ""),
+            call.request.path_params.get("session_id", ""),
         )
+        return await self._engine.submit(call.access, session_id, key=key, **dict(call.body))
 
     async def _output(self, call: ApiCall) -> Model:
         since, limit = call.query["since"], call.query["limit"]
@@ -166,6 +174,32 @@ class RestApi:
                     yield _followed(item)
 
         return event_stream(call.request, events(), self._streams, call.access.principal)
+
+    async def _steps(self, operation: Operation, call: ApiCall) -> Response:
+        if "session_id" in operation.names_in_path:
+            await self._engine.session(call.access, call.path("session_id"))  # a plain 404, as in `_follow`
+
+        async def events() -> AsyncGenerator[dict[str, str]]:
+            work = getattr(self._engine, operation.verb)(call.access, **_arguments(operation, call))
+            try:
+                async with aclosing(work) as steps:
+                    async for step in steps:
+                        yield {
+                            "event": step.kind,
+                            "data": step.model_dump_json(exclude={"kind"}, exclude_defaults=True),
+                        }
+            except BelljarError as error:
+                problem = ProblemDetail(code=error.code, message=error.message, hint=error.hint)
+                yield {"event": "error", "data": problem.model_dump_json()}
+
+        return event_stream(call.request, events(), self._streams, call.access.principal)
+
+
+def _arguments(operation: Operation, call: ApiCall) -> dict[str, Any]:
+    """Return what a request says, by the names of the verb's arguments."""
+    query = {known.argument or name: call.query[name] for name, known in operation.query.items()}
+    path = {name: call.request.path_params[name] for name in operation.names_in_path}
+    return {**path, **query, **(dict(call.body) if call.body is not None else {})}
 
 
 def _followed(item: Followed) -> dict[str, str]:
