@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from belljar.answers import typed_prompt, values_of
 from belljar.environments.installs import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.cell import make_cell
@@ -30,6 +29,8 @@ from belljar.handles import (
 )
 from belljar.journal.journal import Journal
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
+from belljar.questions.models import QuestionReply
+from belljar.questions.schema import typed_prompt, values_of
 from belljar.runtime import Runtime
 from belljar.sessions.packages import install_packages
 from belljar.sessions.queue import interrupt_all
@@ -37,7 +38,6 @@ from belljar.sessions.session import Session
 from belljar.settings import Settings, given_flags, load_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.surfaces.server_socket import open_reachable_runtime
-from belljar.toolbox.base import QuestionReply
 
 MAX_DOWNLOAD_BYTES = 1 << 30
 _BATCH = 100

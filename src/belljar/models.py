@@ -1,5 +1,6 @@
 """What callers get back: the execution result and its parts, for every surface and for the Python API."""
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -192,3 +193,25 @@ class SessionInfo(Model):
     last_status: Status | None = None
     last_cause: str | None = None
     """The latest limit, timeout, interrupt or death; it stays when later cells end well."""
+
+
+# Times, as callers read them
+
+_FIRST_TIME, _LAST_TIME = -62_135_596_800, 253_402_300_799
+"""The first second of year 1 and the last of year 9999."""
+
+
+def iso(timestamp: float) -> str:
+    """Return a time in the ISO format that callers read."""
+    return _formatted(timestamp, "seconds")
+
+
+def iso_ms(timestamp: float) -> str:
+    """Return a time in ISO 8601, in UTC, to the millisecond."""
+    return _formatted(timestamp, "milliseconds")
+
+
+def _formatted(timestamp: float, precision: str) -> str:
+    # A session may give its files times that no calendar has.
+    moment = datetime.fromtimestamp(min(max(timestamp, _FIRST_TIME), _LAST_TIME), UTC)
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")

@@ -21,7 +21,7 @@ from mcp.types import ElicitResult
 
 from belljar.engine.contract import Access
 from belljar.environments import Environment
-from belljar.executions.inbox import InboxQuestion
+from belljar.questions.models import InboxQuestion
 from task_clients import TaskFollower, ask
 from waiting import until
 from workflow_texts import code, workflow

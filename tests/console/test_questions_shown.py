@@ -14,8 +14,8 @@ from consoles import Place, opened_place
 from belljar.engine.contract import Access
 from belljar.engine.many import servers_of
 from belljar.environments import Environment
-from belljar.executions.inbox import InboxQuestion
-from belljar.toolbox.question_subjects import SubjectFinding, call_subject, code_subject
+from belljar.questions.models import InboxQuestion, SubjectFinding
+from belljar.toolbox.question_subjects import call_subject, code_subject
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from belljar.errors import Busy, SettingsError
 from belljar.journal import writer
 from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, open_journal
 from belljar.journal.schema import VERSION, version_of
-from belljar.journal.session_records import SessionRecords, iso_ms
-from belljar.models import ExecutionResult, OutputEvent
+from belljar.journal.session_records import SessionRecords
+from belljar.models import ExecutionResult, OutputEvent, iso_ms
 from waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,8 @@
 
 import pytest
 
-from belljar.sessions.session import Lease, idle_time, iso
+from belljar.models import iso
+from belljar.sessions.session import Lease, idle_time
 
 
 def test_the_first_caller_is_told_how_long_it_stays_and_nobody_else_is() -> None:

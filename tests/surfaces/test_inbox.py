@@ -14,7 +14,7 @@ from mcp.types import ElicitResult
 from belljar.cli import inbox as command
 from belljar.environments import Environment
 from belljar.errors import InvalidArgument, QuestionClosed, QuestionNotFound
-from belljar.executions.inbox import InboxQuestion
+from belljar.questions.models import InboxQuestion
 from belljar.runtime import Runtime
 from task_clients import TaskFollower, ask
 from waiting import until

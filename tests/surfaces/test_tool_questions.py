@@ -12,6 +12,7 @@ from tool_cells import awkward, runtime_with_tools
 
 from belljar.environments import Environment
 from belljar.hooks import Verdict
+from belljar.questions.schema import values_of
 from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
@@ -194,7 +195,6 @@ async def test_an_interrupt_ends_a_cell_whose_tool_waits_for_a_person(runtime: R
 
 
 async def test_the_python_api_answers_with_text(default_environment: Environment, tmp_path: Path):
-    from belljar.answers import values_of
 
     assert values_of({}, "yes") == {}
     assert values_of({}, "no") is None

@@ -20,8 +20,8 @@ from mcp_servers import awkward, awkward_http
 from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
+from belljar.questions.models import Question, QuestionReply
 from belljar.toolbox import connection
-from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.server_config import HttpServer, StdioServer
 from belljar.toolbox.server_process import _read  # pyright: ignore[reportPrivateUsage]
 from belljar.toolbox.upstream_questions import _question  # pyright: ignore[reportPrivateUsage]

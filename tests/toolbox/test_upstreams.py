@@ -13,7 +13,8 @@ from mcp_servers import awkward, awkward_http
 from upstream_calls import Held, Person, call, connected, said, told
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.base import Block, Question, QuestionReply
+from belljar.questions.models import Question, QuestionReply
+from belljar.toolbox.base import Block
 from belljar.toolbox.server_config import ServerConfig
 from belljar.toolbox.upstreams import UpstreamConnections
 from waiting import until

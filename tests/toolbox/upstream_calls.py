@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.toolbox.base import Ask, Question, QuestionReply, ToolAnswer
+from belljar.questions.models import Ask, Question, QuestionReply
+from belljar.toolbox.base import ToolAnswer
 from belljar.toolbox.connection import UpstreamLimits
 from belljar.toolbox.server_config import ServerConfig
 from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from belljar.answers import typed_prompt, values_of
 from belljar.attachments.messages import (
     CommHeard,
     CompletenessReply,
@@ -34,10 +33,11 @@ from belljar.outputs.events import CommMessage, Event, Notice
 from belljar.outputs.forms import ReadDisplay
 from belljar.outputs.jupyter_messages import OutputKind, ending, output_at_once, output_of
 from belljar.outputs.spoofed_notices import StreamDisarmer
+from belljar.questions.models import QuestionReply
+from belljar.questions.schema import typed_prompt, values_of
 from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
-from belljar.toolbox.base import QuestionReply
 
 _T = TypeVar("_T")
 _BATCH = 100

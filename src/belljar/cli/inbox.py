@@ -18,7 +18,7 @@ from belljar.control import TIMEOUT_S
 from belljar.engine.contract import Access
 from belljar.engine.many import ManyEngine, servers_of
 from belljar.errors import InvalidArgument, QuestionNotFound
-from belljar.executions.inbox import InboxQuestion
+from belljar.questions.models import InboxQuestion
 from belljar.servers import HTTP_SOCKET
 from belljar.settings import load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL

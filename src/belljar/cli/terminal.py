@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from belljar.answers import JSON_HINT
 from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
 from belljar.handles import SessionHandle
@@ -16,6 +15,7 @@ from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.forms import is_readable
 from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import LineFolder
+from belljar.questions.schema import JSON_HINT
 
 INTERRUPTED = 130
 """The exit status that a shell gives a process that Ctrl-C ended."""

@@ -24,9 +24,10 @@ from belljar.cli.terminal import INTERRUPTED, StandardInput
 from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
 from belljar.outputs.forms import extension_of
+from belljar.questions.models import Question, QuestionReply
 from belljar.settings import Settings, load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
-from belljar.toolbox.base import Block, Catalogue, Question, QuestionReply, ServerCatalogue, ToolAnswer
+from belljar.toolbox.base import Block, Catalogue, ServerCatalogue, ToolAnswer
 from belljar.toolbox.code_generation import Detail, generate, show
 from belljar.toolbox.connection import upstream_limits
 from belljar.toolbox.learned_shapes import OwnedShapes, Shapes

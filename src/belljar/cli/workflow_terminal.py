@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.answers import values_of
 from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.cli.workflow_files import RunFiles
 from belljar.errors import InvalidArgument
+from belljar.questions.schema import values_of
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.server_socket import open_reachable_runtime

@@ -24,9 +24,9 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from belljar.answers import typed_prompt, values_of
 from belljar.errors import BelljarError, EngineError, InvalidArgument, named_error
 from belljar.models import ExecutionResult
+from belljar.questions.schema import typed_prompt, values_of
 
 Fields = dict[str, Any]
 

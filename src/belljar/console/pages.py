@@ -18,11 +18,11 @@ from belljar.console.views import CellView, QuestionView, waterfall
 from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, FileMissing, QuestionNotFound
-from belljar.executions.inbox import InboxQuestion
 from belljar.models import OutputEvent
 from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.forms import picture_named
 from belljar.outputs.terminal_text import as_plain
+from belljar.questions.models import InboxQuestion
 
 CELLS_AT_ONCE: Final = 50
 _LINES_AT_ONCE: Final = 500

@@ -9,7 +9,7 @@ from belljar.console.forms import FormField, fields_of
 from belljar.console.templating import duration_text
 from belljar.engine.contract import Access
 from belljar.engine.models import UNFINISHED, CallEntry, ExecutionEntry
-from belljar.executions.inbox import InboxQuestion
+from belljar.questions.models import InboxQuestion
 
 _WATERFALL_PIXELS: Final = 200
 _LOST_SHOWN: Final = 20

@@ -38,9 +38,9 @@ from belljar.engine.models import (
     VariableList,
 )
 from belljar.errors import InvalidArgument
-from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
+from belljar.questions.models import InboxQuestion
 
 MAX_ITEMS = 200
 """The most items of one page of a list."""

@@ -8,7 +8,8 @@ from belljar.engine.models import ExecutionEntry, RunningCell, SessionEntry
 from belljar.engine.usage import UsageSampler
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
-from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.journal.session_records import SessionRecord
+from belljar.models import iso_ms
 from belljar.sessions.endings import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session

@@ -25,10 +25,9 @@ from belljar.journal.session_records import (
     UNCOUNTED_COLUMNS,
     SessionRecord,
     SessionState,
-    iso_ms,
     session_record,
 )
-from belljar.models import ExecutionResult, OutputEvent
+from belljar.models import ExecutionResult, OutputEvent, iso_ms
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")

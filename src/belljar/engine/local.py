@@ -26,14 +26,12 @@ from belljar.environments.installs import as_fields, check_requirements
 from belljar.errors import InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
-from belljar.executions.inbox import InboxQuestion
-from belljar.journal.session_records import iso_ms
-from belljar.models import ExecutionResult, Rewinding, SessionFork
+from belljar.models import ExecutionResult, Rewinding, SessionFork, iso_ms
+from belljar.questions.models import InboxQuestion, QuestionReply
 from belljar.sessions.packages import install_packages
 from belljar.sessions.queue import interrupt_all
 from belljar.sessions.session import Session
 from belljar.settings.environments import KERNEL_PREFIX
-from belljar.toolbox.base import QuestionReply
 
 _WAIT_S = 3600.0
 

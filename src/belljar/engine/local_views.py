@@ -50,14 +50,14 @@ from belljar.engine.packages import list_packages
 from belljar.engine.usage import INTERVAL_S, UsageSampler
 from belljar.engine.variables import list_variables, table_part, table_rows
 from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, OperatorNeeded, SessionNotFound
-from belljar.executions.inbox import InboxQuestion
 from belljar.files.workspace import FileEntry, Workspace
-from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.journal.session_records import SessionRecord
 from belljar.logs import pseudonym
-from belljar.models import OutputEvent
+from belljar.models import OutputEvent, iso_ms
 from belljar.outputs.displays import display_uri, read_display
 from belljar.outputs.export_formats import ExportFormat, export
 from belljar.policy.decision_log import read_decisions
+from belljar.questions.models import InboxQuestion
 from belljar.sandboxes.limits.table import LIMITS
 from belljar.servers import HTTP_SOCKET
 from belljar.sessions.between_cells import ask_between_cells

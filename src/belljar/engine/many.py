@@ -34,7 +34,7 @@ from belljar.errors import (
     QuestionNotFound,
     SessionNotFound,
 )
-from belljar.executions.inbox import InboxQuestion
+from belljar.questions.models import InboxQuestion
 from belljar.servers import HTTP_SOCKET
 
 _T = TypeVar("_T")

@@ -35,9 +35,9 @@ from belljar.engine.models import (
     VariableList,
 )
 from belljar.errors import InvalidArgument
-from belljar.executions.inbox import InboxQuestion
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
 from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+from belljar.questions.models import InboxQuestion
 
 PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"

@@ -53,9 +53,9 @@ from belljar.errors import (
     SessionNotFound,
     named_error,
 )
-from belljar.executions.inbox import InboxQuestion
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
+from belljar.questions.models import InboxQuestion
 from belljar.servers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0

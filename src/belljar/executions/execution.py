@@ -46,8 +46,9 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
 from belljar.provisioning.handover import ResumableKernel
+from belljar.questions.models import Question, QuestionReply
 from belljar.sandboxes.base import Incident
-from belljar.toolbox.base import CallLog, CallRecord, Question, QuestionReply
+from belljar.toolbox.base import CallLog, CallRecord
 from belljar.toolbox.broker import Broker
 from belljar.tracing import ExecutionSpan
 

@@ -10,52 +10,30 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, Protocol, cast
-
-from pydantic import Field, JsonValue
+from typing import Any, Literal, Protocol
 
 from belljar.errors import InvalidArgument, OperatorNeeded, QuestionClosed, QuestionNotFound
 from belljar.journal.journal import Journal
-from belljar.journal.question_records import QuestionRecord, QuestionRecords, QuestionState
-from belljar.journal.session_records import iso_ms
-from belljar.models import Model
+from belljar.journal.question_records import QuestionRecord, QuestionRecords
+from belljar.models import iso_ms
 from belljar.outputs.terminal_text import printable
-from belljar.toolbox.base import Question, QuestionReply
-from belljar.toolbox.question_subjects import QuestionSubject
+from belljar.questions.models import (
+    Action,
+    InboxQuestion,
+    Question,
+    QuestionReply,
+    QuestionState,
+    QuestionSubject,
+    shown_fields,
+)
+from belljar.questions.schema import checked_values
 
 PRESENCE_S = 30.0
 """How long somebody counts as looking at the inbox after they were seen last."""
 MAX_ENDED = 50
-MAX_MESSAGE_CHARS = 20_000
-MAX_ANSWER_BYTES = 64 * 1024
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
-Action = Literal["accept", "decline"]
 TakeAnswer = Callable[[QuestionReply, str, str], bool]
 """Takes a reply, who gave it and where; returns False if it is too late."""
-
-
-class InboxQuestion(Model):
-    """A question as people see it."""
-
-    id: str
-    kind: Literal["execution", "workflow"] = "execution"
-    owner: str
-    session_id: str
-    execution_id: str = ""
-    message: str
-    fields: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """A JSON Schema of the answer; empty for plain consent."""
-    is_password: bool = False
-    in_console: bool = False
-    about: QuestionSubject | None = Field(
-        default=None, description="What the server knows about it; `message` says it in words."
-    )
-    state: QuestionState = "waiting"
-    put_at: str
-    expires_at: str | None = None
-    ended_at: str | None = None
-    answered_by: str = ""
-    answered_in: str = ""
 
 
 class QuestionSource(Protocol):
@@ -207,13 +185,13 @@ class ExecutionInbox:
 
     def put(self, number: int, question: Question, limit_s: float, take: TakeAnswer) -> str:
         """Put a question; return its id."""
-        now = time.time()
+        now, shown = time.time(), shown_fields(question)
         record = QuestionRecord(
             id=f"{self.execution_id}-{number}",
             execution_id=self.execution_id,
             session_id=self.session_id,
             principal=self.principal,
-            message=_message(question),
+            message=str(shown["message"]),
             schema=json.dumps(question.schema),
             is_password=question.is_password,
             in_console=question.in_console,
@@ -240,75 +218,6 @@ def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> N
             hint="Tell the person: `belljar console` or `belljar inbox` on the server's machine shows it, and a key "
             "that `console_operators` names may answer it",
         )
-
-
-def checked_values(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an answer; raise `InvalidArgument` for one that does not fit the question's schema."""
-    try:
-        size = len(json.dumps(values, allow_nan=False))
-    except ValueError:
-        raise InvalidArgument("the answer has a number that is not finite", hint="Give a plain number") from None
-    if size > MAX_ANSWER_BYTES:
-        raise InvalidArgument(f"the answer has more than {MAX_ANSWER_BYTES:,} bytes", hint="Answer with less text")
-    listed, required = schema.get("properties"), schema.get("required")
-    properties = cast("dict[str, Any]", listed) if isinstance(listed, dict) else {}
-    if unknown := [name for name in values if name not in properties]:
-        hint = f"It asks for {', '.join(properties)}" if properties else "It asks for consent, without any value"
-        raise InvalidArgument(f"the answer has a field {unknown[0][:64]!r} that was not asked for", hint=hint)
-    needed = cast("list[object]", required) if isinstance(required, list) else []
-    if missing := [str(name) for name in needed if name in properties and name not in values]:
-        raise InvalidArgument(f"the answer lacks {', '.join(missing)}", hint="Give all required fields")
-    from jsonschema import Draft202012Validator  # it takes 80 ms to import, and few servers are asked
-
-    for name, value in values.items():
-        validator: Any = Draft202012Validator(checkable_schema(properties[name]))
-        fault = next(iter(validator.iter_errors(value)), None)
-        if fault is not None:
-            shown = json.dumps(value)[:100]
-            raise InvalidArgument(f"{name} is {shown}: {fault.message[:200]}", hint="Give a value that fits")
-    return dict(values)
-
-
-_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
-_MAX_DEPTH = 3
-
-
-def checkable_schema(entry: object, depth: int = 0) -> dict[str, Any]:
-    """Return what an answer is checked against: the keywords of forms, where they are well-formed, and no others.
-
-    The schema may come from a hostile server: a reference would be fetched, a pattern can take any amount of time, and
-    a keyword of the wrong type makes the check fail instead of the answer.
-    """
-    if not isinstance(entry, dict) or depth > _MAX_DEPTH:
-        return {}
-    given = cast("dict[str, Any]", entry)
-    kept = {name: given[name] for name in _BOUNDS if _is_number(given.get(name))}
-    kept |= {name: given[name] for name in _COUNTS if _is_number(given.get(name)) and given[name] >= 0}
-    if isinstance(given.get("type"), str) and given["type"] in _TYPES:
-        kept["type"] = given["type"]
-    if isinstance(given.get("enum"), list):
-        kept["enum"] = given["enum"]
-    if "const" in given:
-        kept["const"] = given["const"]
-    if _is_number(given.get("multipleOf")) and given["multipleOf"] > 0:
-        kept["multipleOf"] = given["multipleOf"]
-    if isinstance(given.get("items"), dict):
-        kept["items"] = checkable_schema(given["items"], depth + 1)
-    for name in ("oneOf", "anyOf"):
-        if isinstance(given.get(name), list) and given[name]:
-            kept[name] = [checkable_schema(each, depth + 1) for each in cast("list[object]", given[name])]
-    return kept
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _message(question: Question) -> str:
-    message = f"{question.message}\nOpen {question.url} first." if question.url else question.message
-    return printable(message)[:MAX_MESSAGE_CHARS]
 
 
 def _put_at(question: InboxQuestion) -> str:

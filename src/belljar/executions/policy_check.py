@@ -10,9 +10,9 @@ from belljar.outputs.events import Raised
 from belljar.plugins import Plugins
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
+from belljar.questions.models import Question, QuestionReply, SubjectFinding
 from belljar.settings.environments import KERNEL_PREFIX
-from belljar.toolbox.base import Question, QuestionReply
-from belljar.toolbox.question_subjects import SubjectFinding, code_subject
+from belljar.toolbox.question_subjects import code_subject
 from belljar.toolbox.texts import one_line, visible
 
 MAX_CODE_CHARS = 2_000

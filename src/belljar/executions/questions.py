@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from belljar.executions.inbox import ExecutionInbox
-from belljar.journal.question_records import QuestionState
 from belljar.outputs.events import InputRequest
-from belljar.toolbox.base import Question, QuestionReply
-from belljar.toolbox.question_subjects import QuestionSubject
+from belljar.questions.models import Question, QuestionReply, QuestionState, QuestionSubject
 from belljar.toolbox.texts import shortened
 
 ALIVE_CHECK_S = 0.5

@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from belljar.journal.journal import Journal
+from belljar.questions.models import QuestionState
 
-QuestionState = Literal["waiting", "answered", "declined", "expired", "withdrawn"]
 _COLUMNS = (
     "id, execution_id, session_id, principal, message, schema, is_password, in_console, put_at, expires_at, state, "
     "ended_at, answered_by, answered_in, subject"

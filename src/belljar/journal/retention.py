@@ -16,9 +16,8 @@ from pathlib import Path
 from belljar import metrics
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import Journal
-from belljar.journal.session_records import iso
 from belljar.journal.writer import LAST_BUSY_S
-from belljar.models import ExecutionResult, ResultNotice
+from belljar.models import ExecutionResult, ResultNotice, iso
 from belljar.outputs.budget import clip
 from belljar.settings import MEBIBYTE
 

@@ -12,13 +12,12 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from belljar.errors import JournalDamaged
 from belljar.journal.journal import Journal
-from belljar.models import SessionInfo
+from belljar.models import SessionInfo, iso
 
 SessionState = Literal["unborn", "live", "asleep", "gone"]
 _DAY_S = 86_400
@@ -63,26 +62,6 @@ def session_record(row: tuple[Any, ...]) -> SessionRecord:
     values = dict(zip((field.name for field in fields(SessionRecord)), row, strict=True))
     kept: dict[str, Any] = {name: tuple(json.loads(values[name])) for name in ("variables", "unkept")}
     return SessionRecord(**values | kept)
-
-
-_FIRST_TIME, _LAST_TIME = -62_135_596_800, 253_402_300_799
-"""The first second of year 1 and the last of year 9999."""
-
-
-def iso(timestamp: float) -> str:
-    """Return a time in the ISO format that callers read."""
-    return _formatted(timestamp, "seconds")
-
-
-def iso_ms(timestamp: float) -> str:
-    """Return a time in ISO 8601, in UTC, to the millisecond."""
-    return _formatted(timestamp, "milliseconds")
-
-
-def _formatted(timestamp: float, precision: str) -> str:
-    # A session may give its files times that no calendar has.
-    moment = datetime.fromtimestamp(min(max(timestamp, _FIRST_TIME), _LAST_TIME), UTC)
-    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def sleeping_info(entry: SessionRecord, *, sandbox: str, keep_days: float) -> SessionInfo:

@@ -26,6 +26,7 @@ from belljar.outputs.events import (
     InputRequest,
     Raised,
 )
+from belljar.questions.schema import schema_problem
 
 
 class RunnerMessage(BaseModel):
@@ -84,49 +85,19 @@ class ErrorMessage(RunnerMessage):
     traceback: list[str]
 
 
-# A form that a cell puts to a person: flat, with the keywords that elicitation has, and no larger than people fill in.
-
-MAX_FORM_FIELDS = 100
+# A form that a cell puts to a person is no larger than people fill in.
 MAX_FORM_CHARS = 50_000
-_FORM_TYPES = frozenset({"string", "number", "integer", "boolean", "array"})
-_FORM_KEYWORDS = frozenset(
-    {"type", "title", "description", "format", "minLength", "maxLength", "minimum", "maximum", "enum", "oneOf", "items"}
-)
 
 
 def checked_form(form: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the form; ValueError for one that a client could not show, or that is too large."""
     if len(json.dumps(form)) > MAX_FORM_CHARS:
         raise ValueError("the form is too large")
-    fields, required = form.get("properties"), form.get("required", [])
-    is_form = form.get("type") == "object" and form.keys() <= {"type", "properties", "required"}
-    if not is_form or not isinstance(fields, dict) or not 0 < len(fields) <= MAX_FORM_FIELDS:
-        raise ValueError("the form is no object with fields")
-    if not isinstance(required, list) or not all(isinstance(name, str) and name in fields for name in required):
-        raise ValueError("the form requires a field that it does not have")
-    if not all(_is_field(field) for field in fields.values()):
-        raise ValueError("a field of the form is not flat")
+    if problem := schema_problem(form):
+        raise ValueError(problem)
+    if form.keys() != {"type", "properties"} | (form.keys() & {"required"}):
+        raise ValueError("the form has more than fields")
     return form
-
-
-def _is_field(field: JsonValue) -> bool:
-    if not isinstance(field, dict) or not field.keys() <= _FORM_KEYWORDS or field.get("type") not in _FORM_TYPES:
-        return False
-    items = field.get("items", {"anyOf": []})
-    listed = [field.get("enum", []), field.get("oneOf", [])]
-    listed += [*items.values()] if isinstance(items, dict) and items.keys() <= {"enum", "anyOf"} else [None]
-    plain = [value for name, value in field.items() if name not in ("enum", "oneOf", "items")]
-    return all(isinstance(each, list) and all(map(_is_option, each)) for each in listed) and all(map(_is_plain, plain))
-
-
-def _is_option(option: JsonValue) -> bool:
-    if isinstance(option, dict):
-        return option.keys() == {"const", "title"} and all(map(_is_plain, option.values()))
-    return _is_plain(option)
-
-
-def _is_plain(value: JsonValue) -> bool:
-    return isinstance(value, str | int | float | bool)
 
 
 class InputMessage(RunnerMessage):

@@ -30,10 +30,10 @@ from belljar.provisioning.code_files import CodeFiles
 from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, program_arguments, run_program
 from belljar.provisioning.sandbox_specs import room_for
 from belljar.provisioning.starter import KernelStarter
+from belljar.questions.models import Question
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.host_users import make_layer
 from belljar.sessions.registry import Registry
-from belljar.toolbox.base import Question
 
 CODE_PREFIX = "settled-"
 _LEFTOVER_S = 86_400.0

@@ -19,13 +19,13 @@ from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
-from belljar.executions.inbox import Inbox, InboxQuestion
+from belljar.executions.inbox import Inbox
 from belljar.executions.shared_workspace import open_owner_folders
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
 from belljar.kernels.base import Kernel
-from belljar.models import MAX_REASON_CHARS, SessionFork, SessionInfo, SessionNotice
+from belljar.models import MAX_REASON_CHARS, SessionFork, SessionInfo, SessionNotice, iso
 from belljar.plugins import Plugins
 from belljar.policy.guard import Guard
 from belljar.policy.guardrails import Guardrails
@@ -33,6 +33,7 @@ from belljar.privacy.redaction import Redactors, SessionRedactor
 from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
+from belljar.questions.models import InboxQuestion
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
 from belljar.sessions.endings import SessionEndings
@@ -40,7 +41,7 @@ from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import fork_kernel
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
-from belljar.sessions.session import Session, idle_time, iso
+from belljar.sessions.session import Session, idle_time
 from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.texts import one_line

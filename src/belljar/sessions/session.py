@@ -24,10 +24,10 @@ from belljar.files.disk_usage import DiskQuota
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import ExecutionRecord, Journal, new_id
-from belljar.journal.session_records import SessionRecord, SessionRecords, iso
+from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel, pid_of
 from belljar.logs import pseudonym
-from belljar.models import Rewinding, SessionInfo, SessionNotice
+from belljar.models import Rewinding, SessionInfo, SessionNotice, iso
 from belljar.outputs.events import Event
 from belljar.outputs.plugin_screens import SCREEN_HOOK, plugin_screens
 from belljar.outputs.recorder import OutputScreen, Screens

@@ -15,6 +15,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.policy_check import check_policy
 from belljar.facts import CellFacts
 from belljar.models import ExecutionResult
+from belljar.questions.models import Question
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.skills.format import (
@@ -30,7 +31,6 @@ from belljar.skills.format import (
 )
 from belljar.skills.library import SkillLibrary
 from belljar.skills.store import Version
-from belljar.toolbox.base import Question
 
 CHECK_S: Final = 60.0
 NOTHING_STORED: Final = "Mend it and save it again; nothing was stored"

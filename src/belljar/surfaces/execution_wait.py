@@ -24,8 +24,8 @@ from mcp.types import (
 from starlette.requests import Request
 
 from belljar.executions.execution import Execution
+from belljar.questions.models import Question, QuestionReply
 from belljar.sessions.session import Session
-from belljar.toolbox.base import Question, QuestionReply
 
 MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25

@@ -37,8 +37,7 @@ from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
 from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord
 from belljar.journal.run_records import ENDED
-from belljar.journal.session_records import iso_ms
-from belljar.models import ExecutionResult
+from belljar.models import ExecutionResult, iso_ms
 from belljar.runtime import Runtime
 from belljar.servers import is_living
 from belljar.sessions.endings import DAY_S

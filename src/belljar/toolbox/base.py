@@ -1,15 +1,15 @@
-"""The types that the modules of the toolbox share: tools, catalogues, answers, questions, call records and their log.
+"""The types that the modules of the toolbox share: tools, catalogues, answers, call records and their log.
 
 Everything that an upstream server says is untrusted, and so is everything that a session asks: the host looks up and
 checks names and arguments before it uses them.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from belljar.toolbox.question_subjects import QuestionSubject
+from belljar.questions.models import Ask
 
 JsonObject = dict[str, Any]
 
@@ -112,46 +112,6 @@ class ToolAnswer:
         if self.release is not None:
             self.release()
 
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question that only the person can answer: an upstream's elicitation, or the policy's `ask`."""
-
-    message: str
-    schema: JsonObject = field(default_factory=dict[str, Any])
-    """A flat JSON Schema of the answer, as elicitation defines it; empty for plain consent."""
-    url: str = ""
-    """An address that the person should open instead of filling in a form."""
-    is_ours: bool = False
-    """Whether belljar and the session wrote the text, so that privacy tokens in it are real.
-
-    What looks like a token in a server's text may be none.
-    """
-    is_password: bool = False
-    """Whether the answer must not be shown while it is typed."""
-    in_console: bool = False
-    """Whether it is never put to the client, because a rule of the policy says so."""
-    about: QuestionSubject | None = None
-    """What it is about, for people who answer outside the client; the message says the same in words."""
-
-    def recordable(self, redact: Callable[[str], str]) -> "Question":
-        """Return it as the inbox and the journal have it: without the personal data that `redact` replaces."""
-        about = self.about.with_texts(redact) if self.about is not None else None
-        return replace(self, message=redact(self.message), about=about)
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionReply:
-    """The person's reply. There are values only with `accept`."""
-
-    action: Literal["accept", "decline", "cancel"]
-    values: JsonObject = field(default_factory=dict[str, Any])
-    by: str = ""
-    """The person who gave it, where that is known."""
-
-
-Ask = Callable[[Question], Awaitable[QuestionReply]]
-"""Asks the person who is responsible for the execution; the execution's time limit is paused meanwhile."""
 
 OnProgress = Callable[[float, float | None, str], None]
 """Called with the progress, the total if it is known, and the server's message."""

@@ -18,6 +18,7 @@ from belljar import tracing
 from belljar.errors import BelljarError, PluginFailed
 from belljar.facts import CallEnd, ToolCallFacts, Verdict
 from belljar.plugins import Plugins
+from belljar.questions.models import Question, QuestionReply, QuestionSubject
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (
     AWAY,
@@ -27,15 +28,13 @@ from belljar.toolbox.base import (
     End,
     JsonObject,
     OnProgress,
-    Question,
-    QuestionReply,
     ToolAnswer,
     ToolDefinition,
     Upstreams,
 )
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
-from belljar.toolbox.question_subjects import QuestionSubject, call_subject
+from belljar.toolbox.question_subjects import call_subject
 from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
 from belljar.toolbox.values import Keep, ToolValue, error_text, spill_large, value_of
 

@@ -36,10 +36,11 @@ from pydantic import ValidationError
 
 from belljar.distribution import own_version
 from belljar.errors import UpstreamFailed
+from belljar.questions.models import Ask
 from belljar.settings import MEBIBYTE, Settings
 from belljar.toolbox import answers
 from belljar.toolbox.answers import SESSION_GONE, code, detail, error_message, is_on_the_way
-from belljar.toolbox.base import Ask, JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
+from belljar.toolbox.base import JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
 from belljar.toolbox.direct_calls import DirectCalls, RawResponse
 from belljar.toolbox.http_server import NOWHERE, open_address
 from belljar.toolbox.list_repair import RepairedStream, repair_content

@@ -1,15 +1,12 @@
-"""What a question to a person is about, in fields of its own: who asks, about which call or code, and under which rule.
+"""The subjects of the policy's questions: a call or code that a person has to allow, as far as they are shown it.
 
-The host fills them in, so code cannot claim to be the policy. Their texts come from code, models and servers all the
-same: they are bounded here, and whoever records them replaces personal data and makes controls visible.
+Texts in them come from code, models and servers, so they are bounded here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from pydantic import Field
-
-from belljar.models import Model
+from belljar.questions.models import QuestionSubject, SubjectArgument, SubjectFinding, SubjectLine
 from belljar.toolbox.texts import one_line, shown_arguments, unhidden
 
 MAX_ARGUMENT_CHARS: Final = 8_000
@@ -22,74 +19,6 @@ _MAX_LINES: Final = 200
 _MAX_LINE_CHARS: Final = 400
 _AROUND: Final = 4
 _FIRST: Final = 5
-
-
-class SubjectArgument(Model):
-    """An argument of a tool call."""
-
-    name: str
-    value: str = Field(description="The start of its value as JSON, with codes for characters that cannot be seen.")
-
-
-class SubjectLine(Model):
-    """A line of the code that wants to run."""
-
-    number: int
-    text: str
-    is_marked: bool = Field(default=False, description="Whether a finding is in this line.")
-
-
-class SubjectFinding(Model):
-    """Why a person is asked: the rule, its reason, and in code what was found where."""
-
-    rule: str = Field(default="", description="The place of the rule in the policy, like `code.1`, or `plugin:NAME`.")
-    reason: str = ""
-    line: int | None = None
-    what: str = ""
-
-
-class QuestionSubject(Model):
-    """What a question is about, as far as the server itself knows."""
-
-    asked_by: Literal["code", "policy", "plugin", "server", "workflow"] = Field(
-        description="Whose question it is: `code` is a cell's own (`input()`, a form), `server` an MCP server's."
-    )
-    server: str = Field(default="", description="The MCP server that asks, or that would be called.")
-    tool: str = ""
-    arguments: list[SubjectArgument] = Field(default_factory=list[SubjectArgument])
-    more_arguments: int = Field(default=0, description="How many arguments are not listed.")
-    code: list[SubjectLine] = Field(
-        default_factory=list[SubjectLine],
-        description="The code that wants to run; where it is long, the lines around what was found.",
-    )
-    code_lines: int = Field(default=0, description="How many lines the code has in all.")
-    findings: list[SubjectFinding] = Field(default_factory=list[SubjectFinding])
-    holds_for_session: bool = Field(
-        default=False, description="Whether a yes holds for the rest of the session (`ask_once`)."
-    )
-
-    def with_texts(self, change: Callable[[str], str]) -> "QuestionSubject":
-        """Return it with all texts of others changed, to hide personal data for example.
-
-        Code is changed as one text, because what is to be hidden may go over several lines. Where that joins lines,
-        the code is left out: its numbers and marks would be wrong, and the question's message has it.
-        """
-        code = change("\n".join(line.text for line in self.code)).split("\n") if self.code else []
-        lines = [line.model_copy(update={"text": text}) for line, text in zip(self.code, code, strict=False)]
-        return self.model_copy(
-            update={
-                "server": change(self.server),
-                "tool": change(self.tool),
-                "arguments": [
-                    SubjectArgument(name=change(one.name), value=change(one.value)) for one in self.arguments
-                ],
-                "code": lines if len(code) == len(self.code) else [],
-                "findings": [
-                    one.model_copy(update={"reason": change(one.reason), "what": change(one.what)})
-                    for one in self.findings
-                ],
-            }
-        )
 
 
 def call_subject(

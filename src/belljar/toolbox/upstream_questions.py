@@ -28,7 +28,8 @@ from mcp.types import (
 )
 
 from belljar.errors import BelljarError
-from belljar.toolbox.base import Ask, OnProgress, Question, QuestionReply
+from belljar.questions.models import Ask, Question, QuestionReply
+from belljar.toolbox.base import OnProgress
 from belljar.toolbox.texts import visible
 
 log = logging.getLogger(__name__)
@@ -194,8 +195,11 @@ class CallsInFlight:
 def _question(params: ElicitRequestParams) -> Question | None:
     message = params.message[:_MESSAGE_CHARACTERS]
     if isinstance(params, ElicitRequestFormParams):
-        schema: dict[str, Any] = _readable(dict(params.requested_schema))
-        return Question(message, schema) if len(json.dumps(schema)) <= _SCHEMA_CHARACTERS else None
+        try:
+            schema: dict[str, Any] = _readable(dict(params.requested_schema))
+            return Question(message, schema) if len(json.dumps(schema)) <= _SCHEMA_CHARACTERS else None
+        except (RecursionError, ValueError):  # too deep, or with a number that Python does not write
+            return None
     url = params.url
     is_address = url.startswith(("https://", "http://")) and len(url) <= _URL_CHARACTERS and url.isprintable()
     return Question(message, url=url) if is_address else None

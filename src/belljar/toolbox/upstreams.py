@@ -23,7 +23,8 @@ from typing import Final, cast
 import anyio
 
 from belljar.errors import UpstreamFailed
-from belljar.toolbox.base import LATER, Ask, Catalogue, JsonObject, OnProgress, ServerCatalogue, ToolAnswer
+from belljar.questions.models import Ask
+from belljar.toolbox.base import LATER, Catalogue, JsonObject, OnProgress, ServerCatalogue, ToolAnswer
 from belljar.toolbox.connection import SessionGone, UpstreamConnection, UpstreamLimits
 from belljar.toolbox.message_memory import MessageMemory
 from belljar.toolbox.server_config import ServerConfig, StdioServer, UnusableServer

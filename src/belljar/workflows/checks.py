@@ -15,6 +15,7 @@ from belljar.policy.cell_syntax import Unreadable, is_quick, read_cell
 from belljar.policy.code_inspection import Inspection
 from belljar.policy.guard import Guard
 from belljar.policy.rules import Policy
+from belljar.questions.schema import schema_problem
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Catalogue, ToolDefinition
 from belljar.toolbox.texts import nearest, suggestion
@@ -34,7 +35,6 @@ from belljar.workflows.definition import (
 )
 from belljar.workflows.guardrails import MAX_REGIONS, guardrails_problem, hidden_in
 from belljar.workflows.library import reference_of
-from belljar.workflows.questions import schema_problem
 from belljar.workflows.templates import compile_expression, expressions_in, has_expression
 from belljar.workflows.text import Path, TextProblem, invalid
 

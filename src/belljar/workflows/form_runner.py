@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from belljar.questions.schema import schema_problem
 from belljar.workflows.definition import CodeExecution, FilledTarget, FormStep, Step, StepForm
 from belljar.workflows.live_run import LiveRun, StopRun
 from belljar.workflows.outcomes import Scope, StepOutcome, failed_step, given_values, nothing, plain
-from belljar.workflows.questions import RunQuestion, missing_fields, read_question, schema_problem
+from belljar.workflows.questions import RunQuestion, missing_fields, read_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import rendered
 

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.executions.inbox import Action, InboxQuestion
-from belljar.journal.session_records import iso_ms
+from belljar.models import iso_ms
 from belljar.outputs.terminal_text import printable
-from belljar.toolbox.question_subjects import QuestionSubject
+from belljar.questions.models import Action, InboxQuestion, QuestionSubject
 from belljar.workflows.questions import read_question
 from belljar.workflows.workflows import Workflows
 

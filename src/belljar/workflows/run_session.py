@@ -19,12 +19,12 @@ from belljar.executions.execution import Execution
 from belljar.inside.expressions import MAX_VALUE_BYTES
 from belljar.models import ExecutionResult
 from belljar.privacy.rules import PrivacyRules
+from belljar.questions.models import Question
 from belljar.sessions import resumption
 from belljar.sessions.endings import save_variables
 from belljar.sessions.hibernation import loss_text
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
-from belljar.toolbox.base import Question
 
 STATE_PREFIX = "run-state-"
 MAX_STDOUT_CHARS = 16_000

@@ -17,9 +17,9 @@ from belljar.executions.policy_check import inspection_text, subject_findings
 from belljar.journal.journal import KILLED, ExecutionRecord
 from belljar.journal.run_records import StepRecord
 from belljar.models import ExecutionResult
+from belljar.questions.models import Question, QuestionReply
 from belljar.sessions.registry import Registry
 from belljar.toolbox.arguments import BadArguments, Parameters
-from belljar.toolbox.base import Question, QuestionReply
 from belljar.toolbox.broker import approval_text
 from belljar.toolbox.names import names_of
 from belljar.toolbox.question_subjects import code_subject

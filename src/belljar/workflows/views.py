@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
-from belljar.models import Model
-from belljar.sessions.session import iso
+from belljar.models import Model, iso
 from belljar.workflows.questions import read_question
 
 MAX_STEPS_SHOWN = 60

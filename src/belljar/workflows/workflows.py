@@ -12,16 +12,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.executions.inbox import check_may_answer
 from belljar.inside.expressions import plain_value
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
+from belljar.models import iso
+from belljar.questions.models import Action
+from belljar.questions.schema import checked_values
 from belljar.sessions.endings import DAY_S
 from belljar.sessions.registry import Registry
-from belljar.sessions.session import Session, iso
+from belljar.sessions.session import Session
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind
@@ -29,7 +32,7 @@ from belljar.workflows.guardrails import hidden_in
 from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, Released, StopRun
-from belljar.workflows.questions import RunQuestion, checked_answer, read_question
+from belljar.workflows.questions import RunQuestion, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
@@ -39,7 +42,6 @@ MAX_TRIES = 3
 """How many servers in a row may end soon after they took a run over, before it is set aside."""
 MAX_LISTED = 100
 ID_CHARS = 16
-Action = Literal["accept", "decline"]
 # States of a latest attempt whose code may have run in part.
 _UNDER_WAY = ("running", "repeated", "waiting", "answered")
 
@@ -282,7 +284,7 @@ class Workflows:
         asked = self._find_question(record, step)
         question = read_question(asked.question or "")
         check_may_answer(f"{record.id}:{asked.path}", in_console=question.in_console, is_operator=is_operator)
-        given = checked_answer(question, values or {}) if action == "accept" else {}
+        given = checked_values(question.schema, values or {}) if action == "accept" else {}
         now = time.time()
         if asked.expires_at is not None and now >= asked.expires_at:
             raise InvalidArgument(f"the question of step {asked.path} expired at {iso(asked.expires_at)}")

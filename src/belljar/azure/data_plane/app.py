@@ -38,7 +38,8 @@ from belljar.environments.installed_check import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, out_of_descriptors
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry
-from belljar.journal.session_records import SessionRecord, iso_ms
+from belljar.journal.session_records import SessionRecord
+from belljar.models import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.endings import DAY_S
 from belljar.sessions.identified import IdentifiedSessions

@@ -31,7 +31,7 @@ from belljar.files.names import SANDBOX_ROOT
 from belljar.files.openat import unwritable
 from belljar.files.transfer import decode_upload
 from belljar.files.workspace import FileEntry, FolderEntry, Workspace
-from belljar.journal.session_records import iso_ms
+from belljar.models import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session

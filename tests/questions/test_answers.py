@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import InvalidArgument
-from belljar.executions.inbox import checked_values
+from belljar.questions.schema import checked_values
 
 
 @pytest.mark.parametrize(

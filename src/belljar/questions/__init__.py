@@ -1,0 +1,1 @@
+"""Questions to people: what a question is, which answers fit, and where it waits until somebody answers."""
