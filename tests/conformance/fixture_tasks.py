@@ -12,7 +12,7 @@ from belljar.runtime import Runtime
 from belljar.surfaces.execution_wait import leave_as_task
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tasks_extension import IDENTIFIER
-from belljar.surfaces.workflow_tools import WorkflowTools
+from belljar.workflows.tools import WorkflowTools
 
 Ctx = Context[Any, Any]
 Answer = CallToolResult | InputRequiredResult

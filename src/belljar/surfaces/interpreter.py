@@ -58,7 +58,7 @@ from belljar.surfaces.tools import (
     note_refusal,
     refusals_as_results,
 )
-from belljar.surfaces.workflow_tools import WorkflowTools
+from belljar.workflows.tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500

@@ -52,7 +52,7 @@ from belljar.surfaces.execution_wait import (
     reply_of,
 )
 from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.workflow_tools import run_answer
+from belljar.workflows.tools import run_answer
 from belljar.workflows.questions import RunQuestion
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"

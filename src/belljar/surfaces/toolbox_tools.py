@@ -16,7 +16,7 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
-from belljar.surfaces.workflow_tools import WorkflowTools
+from belljar.workflows.tools import WorkflowTools
 from belljar.toolbox.code_generation import Detail
 
 TOOLBOX_INSTRUCTIONS = (

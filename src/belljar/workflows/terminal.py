@@ -18,7 +18,7 @@ from typing import Any
 from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
-from belljar.cli.workflow_files import RunFiles
+from belljar.workflows.saved_files import RunFiles
 from belljar.errors import InvalidArgument
 from belljar.questions.schema import values_of
 from belljar.runtime import Runtime

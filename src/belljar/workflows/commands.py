@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from belljar.cli.streams import one_line, table
-from belljar.cli.workflow_terminal import answer_hint, drive, print_notes
+from belljar.workflows.terminal import answer_hint, drive, print_notes
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
