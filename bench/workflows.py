@@ -9,6 +9,7 @@ from mcp import Client
 
 from belljar.journal.run_records import RunRecord, RunRecords
 from belljar.runtime import open_runtime
+from belljar.workflows.workflows import workflows_of
 from bench.figures import Figure
 from bench.servers import belljar_command, new_session, open_stdio
 from bench.stage import Stage
@@ -93,14 +94,14 @@ async def _resumed(stage: Stage) -> float:
         _enter(records, run_id, text, session.id)
         _finish_steps(runtime.sessions.journal, run_id, session.id, rounds)
         began = time.perf_counter()
-        run = await runtime.workflows.resume(run_id, "local")
+        run = await workflows_of(runtime).resume(run_id, "local")
         while not any(event.kind == "begin" for event in run.events):
             await run.wait_for_change(60)
         taken = time.perf_counter() - began
         if run.task is not None:
             await run.task
-        if runtime.workflows.show(run_id, "local").state != "done":
-            raise RuntimeError(runtime.workflows.show(run_id, "local").reason)
+        if workflows_of(runtime).show(run_id, "local").state != "done":
+            raise RuntimeError(workflows_of(runtime).show(run_id, "local").reason)
         return taken
 
 

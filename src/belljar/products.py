@@ -1,34 +1,43 @@
 """The products on belljar's core: each is a package that no other one imports, and a line here.
 
-The core works without them: the folder of a product can be removed, and what it adds is not there.
+The core works without them: the folder of a product can be removed, and what it adds is not there. Every command
+imports this module, so it imports nothing else of belljar.
 """
 
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from starlette.types import ASGIApp
+if TYPE_CHECKING:
+    import asyncio
 
-from belljar.provisioning.environments import RemoteKernels
-from belljar.runtime import Runtime
-from belljar.sandboxes.base import HostCheck
-from belljar.settings import Settings
+    from starlette.types import ASGIApp
 
-PRODUCTS: Final = ("belljar.azure",)
+    from belljar.provisioning.environments import RemoteKernels
+    from belljar.runtime import Runtime
+    from belljar.sandboxes.base import HostCheck
+    from belljar.settings import Settings
+
+PRODUCTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "belljar.azure": {},
+    "belljar.workflows": {"workflow": "belljar.workflows.command_table:WORKFLOW"},
+}
+"""The package of each, with its groups of commands: their names, and where `belljar.cli` finds the table of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
     """What a product puts into the app of a server over HTTP."""
 
-    data_plane: ASGIApp
+    data_plane: "ASGIApp"
     """Answers all paths that nothing else has."""
-    wrap_server: Callable[[str, ASGIApp], ASGIApp]
+    wrap_server: "Callable[[str, ASGIApp], ASGIApp]"
     """Puts an app of its own before the MCP server at a path."""
-    wrap_refusals: Callable[[ASGIApp], ASGIApp]
+    wrap_refusals: "Callable[[ASGIApp], ASGIApp]"
     """Gives what guards refuse before the data plane the form that its clients know."""
 
 
@@ -40,22 +49,44 @@ class Product:
     """What MCP clients are told of each of its surfaces, by the names that `surfaces` has."""
 
     @property
-    def kernels(self) -> Mapping[str, RemoteKernels]:
+    def kernels(self) -> "Mapping[str, RemoteKernels]":
         """Return the environments whose sessions run elsewhere, by name."""
         return {}
 
-    def register(self, server: Any, runtime: Runtime, surfaces: Sequence[str]) -> None:
+    def plugin(self) -> object | None:
+        """Return what it registers through the hooks of plugins, as one of belljar's own; None for nothing."""
+
+    def open(self, runtime: "Runtime", ready: "asyncio.Task[None] | None") -> AbstractAsyncContextManager[object]:
+        """Open what it has for as long as a runtime is open; `Runtime.parts` has it by the product's name.
+
+        `ready` ends when sessions start quickly. It is None in a runtime that does only what it is asked to.
+        """
+        return nullcontext()
+
+    def register(self, server: Any, runtime: "Runtime", surfaces: Sequence[str]) -> None:
         """Add the tools of those of its surfaces that an MCP server has."""
 
-    def http(self, runtime: Runtime, servers: Mapping[str, Any]) -> HttpParts | None:
+    def add_tools(self, server: Any, runtime: "Runtime") -> None:
+        """Add the tools that it has beside `execute_code`, on the surfaces `interpreter` and `toolbox`."""
+
+    def task_sources(self, runtime: "Runtime") -> Sequence[Any]:
+        """Return what it has that clients may follow as tasks, see `TaskSource`."""
+        return ()
+
+    def http(self, runtime: "Runtime", servers: Mapping[str, Any]) -> HttpParts | None:
         """Return what it puts into the app over HTTP, for servers at their paths; None for nothing."""
 
-    def checks(self, settings: Settings) -> Iterator[tuple[HostCheck, bool]]:
+    def checks(self, settings: "Settings") -> "Iterator[tuple[HostCheck, bool]]":
         """Yield what `belljar doctor` says of it, and whether sessions need it."""
         yield from ()
+
+
+def is_installed(package: str) -> bool:
+    """Return whether the package of a product is there."""
+    return importlib.util.find_spec(package) is not None
 
 
 @cache
 def products() -> tuple[Product, ...]:
     """Return the products that are there."""
-    return tuple(importlib.import_module(name).PRODUCT for name in PRODUCTS if importlib.util.find_spec(name))
+    return tuple(importlib.import_module(package).PRODUCT for package in filter(is_installed, PRODUCTS))

@@ -7,11 +7,11 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from belljar import hooks
 from belljar.environments import check_configured
@@ -20,13 +20,13 @@ from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.journal.damage import open_checks
 from belljar.journal.journal import last_written, open_journal, usable
 from belljar.journal.retention import open_trimming
-from belljar.journal.run_records import RunRecords
 from belljar.journal.session_records import SessionRecords
 from belljar.plugins import Plugins, load_plugins
 from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redaction import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
-from belljar.provisioning.environments import RemoteKernels, is_elsewhere
+from belljar.products import products
+from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.form_targets import OwnTargets
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.host_folders import open_host_folders
@@ -36,7 +36,7 @@ from belljar.sandboxes import OwnProviders, open_provider
 from belljar.sandboxes.base import HostPathProvider, Provider
 from belljar.sandboxes.handover import HandoverProvider
 from belljar.sandboxes.limits.host_memory import memory_shortage
-from belljar.servers import Run, is_living, other_servers, run_folder, watching_servers
+from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover, recover
@@ -48,9 +48,6 @@ from belljar.supervisor import has_supervisor, open_supervisor
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.toolbox import Toolbox, open_toolbox
 from belljar.toolbox.tree import TreeDirectory
-from belljar.workflows.run_inbox import RunInbox
-from belljar.workflows.step_types import OwnStepTypes, step_types
-from belljar.workflows.workflows import Workflows, open_workflows
 
 if TYPE_CHECKING:
     from belljar.engine.local import LocalEngine
@@ -106,7 +103,6 @@ class Runtime:
     """Hands its sessions to the next server; one that does nothing where they end with this one."""
     identified: IdentifiedSessions
     """The sessions by the names that their owners chose."""
-    workflows: Workflows
     plugins: Plugins
     """belljar's own and the operator's."""
     name: str
@@ -116,6 +112,8 @@ class Runtime:
     """The tools of other servers; None where none are configured."""
     skills: SkillLibrary | None = None
     """The operator's skills and what agents saved; None where there are neither."""
+    parts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What products have open while it is, by their names."""
 
     @property
     def isolates(self) -> bool:
@@ -140,7 +138,7 @@ async def open_runtime(
     """Open a runtime; when it closes, everything it created is removed or released.
 
     Without `prepares` the configured environment is made ready only when something needs it. With `takes_runs`, as
-    servers have it, it goes on with the runs of workflows that nobody drives, and looks out for other servers.
+    servers have it, products go on with what other servers have left, and it looks out for other servers.
     `on_prepared` is called when sessions start quickly.
     """
     # Fail now, not in a session later, if the settings name an environment that this host does not have.
@@ -182,7 +180,7 @@ async def open_runtime(
                     plugins=plugins,
                     skills=shown_skills(library),
                     host_folders=host_folders,
-                    remote=_remote_kernels(),
+                    remote={name: kernels for product in products() for name, kernels in product.kernels.items()},
                 )
             ) as starter,
             open_trimming(journal, sessions, settings.journal_mb),
@@ -245,52 +243,35 @@ async def open_runtime(
                         sessions,
                     )
                 runs = settings.data_directory / "runs"
-                recover_others = partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive)
-                registry.recover_others = recover_others
-                workflows = Workflows(
-                    registry,
-                    RunRecords(journal, name),
-                    toolbox,
-                    lambda server: server == name or is_living(runs, server),
-                    types=step_types(plugins),
-                    recover=recover_others,
-                )
-                registry.inbox.sources.append(RunInbox(workflows))
+                registry.recover_others = partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive)
                 # Prepare the default environment while the client still initializes its connection.
                 preparation = Preparation()
                 preparing = asyncio.get_running_loop().create_task(
                     _prepare(starter, settings.environment if prepares else "", preparation, on_prepared)
                 )
                 try:
-                    identified = IdentifiedSessions(registry)
-                    async with (
-                        open_workflows(workflows, preparing if takes_runs else None),
-                        watching_servers(runs, name, settings.sweep_interval_s, is_told=takes_runs),
-                    ):
-                        yield Runtime(
-                            settings,
-                            provider,
-                            registry,
-                            starter,
-                            preparation,
-                            handover,
-                            identified,
-                            workflows,
-                            plugins,
-                            name,
-                            late_engine,
-                            toolbox,
-                            library,
-                        )
+                    runtime = Runtime(
+                        settings,
+                        provider,
+                        registry,
+                        starter,
+                        preparation,
+                        handover,
+                        IdentifiedSessions(registry),
+                        plugins,
+                        name,
+                        late_engine,
+                        toolbox,
+                        library,
+                    )
+                    async with AsyncExitStack() as stack:
+                        for product in products():
+                            part = product.open(runtime, preparing if takes_runs else None)
+                            runtime.parts[product.name] = await stack.enter_async_context(part)
+                        async with watching_servers(runs, name, settings.sweep_interval_s, is_told=takes_runs):
+                            yield runtime
                 finally:
                     preparing.cancel()
-
-
-def _remote_kernels() -> dict[str, RemoteKernels]:
-    """Return the kernels that products bring, by environment."""
-    from belljar.products import products
-
-    return {name: kernels for product in products() for name, kernels in product.kernels.items()}
 
 
 def open_plugins(settings: Settings) -> Plugins:
@@ -299,7 +280,9 @@ def open_plugins(settings: Settings) -> Plugins:
     plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
     plugins.note("privacy", "screen_output")
     plugins.add("sandboxes", OwnProviders())
-    plugins.add("workflows", OwnStepTypes())
+    for product in products():
+        if (plugin := product.plugin()) is not None:
+            plugins.add(product.name, plugin)
     plugins.add("forms", OwnTargets())
     return plugins
 

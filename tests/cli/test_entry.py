@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import COMMANDS, GROUPS, REMOVED, CommandEntry, config, load_command, uncollected_imports
+from belljar.cli import COMMANDS, REMOVED, CommandEntry, command_groups, config, load_command, uncollected_imports
 from belljar.errors import KernelDied, SessionNotFound
 
 Run = Callable[..., Any]
@@ -63,7 +63,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
 
 def test_the_help_of_all_commands_imports_none_of_them() -> None:
     probe = (
-        "import sys, belljar.cli\nfor words in [[], *([group] for group in belljar.cli.GROUPS)]:\n"
+        "import sys, belljar.cli\nfor words in [[], *([group] for group in belljar.cli.command_groups())]:\n"
         "    belljar.cli.application().main([*words, '--help'], standalone_mode=False)\n"
         "print('imported', *sorted(name for name in sys.modules if name.startswith('belljar.cli.')))"
     )
@@ -81,7 +81,7 @@ def test_the_help_of_a_command_imports_that_command_only() -> None:
     assert answer.stdout.splitlines()[-1] == "imported belljar.cli.key belljar.cli.streams"
 
 
-ENTRIES = [*COMMANDS.values(), *(entry for group in GROUPS.values() for entry in group.commands.values())]
+ENTRIES = [*COMMANDS.values(), *(entry for group in command_groups().values() for entry in group.commands.values())]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.target)

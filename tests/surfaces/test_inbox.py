@@ -18,7 +18,6 @@ from belljar.questions.models import InboxQuestion
 from belljar.runtime import Runtime
 from task_clients import TaskFollower, ask
 from waiting import until
-from workflow_texts import code, form, workflow
 
 pytestmark = pytest.mark.anyio
 POLICY = """
@@ -44,7 +43,6 @@ async def runtime(
         default_environment,
         folder,
         ask_in_console="present",
-        workflows="on",
         policy=str(folder / "policy.toml"),
         **FORKS,
     ) as runtime:
@@ -201,16 +199,6 @@ async def test_interrupted_and_foreign_questions_and_wrong_answers_are_told_apar
     assert inbox.find(question.id, "local").state == "withdrawn"
 
 
-async def test_an_agent_is_told_that_a_question_of_a_run_is_answered_at_the_server(runtime: Runtime, caller: Caller):
-    definition = workflow(code("look", "import os; os.getcwd()"))
-    answered = await caller.call("run_workflow", definition=definition, wait_s=30)
-    text = text_of(answered)
-    assert "A person has to decide at the server, in `belljar console` or with `belljar inbox`: tell them." in text
-    assert "answer=" not in text
-    (question,) = [each for each in runtime.sessions.inbox.waiting(None) if each.kind == "workflow"]
-    await answer(runtime, question.id)
-
-
 async def test_a_cell_may_wait_for_somebody_who_is_not_there_yet_but_not_for_ever(
     default_environment: Environment, tmp_path: Path
 ):
@@ -222,18 +210,6 @@ async def test_a_cell_may_wait_for_somebody_who_is_not_there_yet_but_not_for_eve
         assert "EOFError" in str(result.error)
         (question,) = runtime.sessions.inbox.ended(None)
         assert (question.state, question.message.strip()) == ("expired", "Anybody?")
-
-
-async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller: Caller):
-    run = await caller.fields("run_workflow", definition=workflow(form("ask", "How many?", fields=FIELDS)), wait_s=30)
-    question = await asked(runtime)
-    assert (question.kind, question.id) == ("workflow", f"{run['run']}:ask")
-    assert "How many?" in question.message
-    await answer(runtime, question.id, n=3)
-    ended = await caller.fields("run_workflow", run_id=run["run"], wait_s=30)
-    assert ended["result"] == {"n": 3}
-    with pytest.raises(QuestionNotFound):
-        await answer(runtime, question.id, n=4)
 
 
 async def test_the_command_lists_shows_and_answers_over_the_socket(

@@ -14,21 +14,15 @@ from belljar.executions.cell import Cell
 from belljar.runtime import Runtime
 from task_clients import ANY, TASKS, TaskFollower, ask, create, settled
 from waiting import until
-from workflow_texts import code, form, parallel, workflow
 
 pytestmark = pytest.mark.anyio
-FIELDS = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
 
 
 @pytest.fixture(scope="module")
 async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
-    folder = tmp_path_factory.mktemp("belljar")
-    (folder / "workflows").mkdir()
-    workflows = str(folder / "workflows")
-    # Parallel steps run in forks.
-    async with opened_runtime(default_environment, folder, fork_start=True, workflows_directory=workflows) as runtime:
+    async with opened_runtime(default_environment, tmp_path_factory.mktemp("belljar"), fork_start=True) as runtime:
         yield runtime
 
 
@@ -244,53 +238,3 @@ async def test_the_next_server_answers_for_the_tasks_of_the_last_one(default_env
         assert (ended["status"], ended["result"]["isError"]) == ("completed", True)
         assert "[interrupted | " in ended["result"]["content"][0]["text"]
         await ask(session, "tasks/cancel", lost)
-
-
-# Workflows
-
-
-async def test_a_run_is_a_task_whose_questions_are_answered_one_by_one(follower: Caller):
-    text = workflow(
-        parallel("both", [form("left", "Left?", fields=FIELDS)], [form("right", "Right?", fields=FIELDS)]),
-        code("paint", "[branch['colour'] for branch in steps['both']['result']]"),
-    )
-    task = await create(follower.client, "run_workflow", definition=text, wait_s=0)
-    session, pending = follower.client.session, list[dict[str, Any]]()
-
-    async def both_asked() -> bool:
-        pending[:] = [(await ask(session, "tasks/get", task.task_id)).get("inputRequests", {})]
-        return len(pending[0]) == 2
-
-    await until(both_asked)
-    left, right = sorted(pending[0], key=lambda key: pending[0][key]["params"]["message"])
-    await ask(session, "tasks/update", task.task_id, inputResponses={left: _colour("red")})
-    half = await ask(session, "tasks/get", task.task_id)
-    assert (half["status"], [*half["inputRequests"]]) == ("input_required", [right])
-    assert await refused(follower, "tasks/update", task.task_id, inputResponses={right: _colour(5)}) == INVALID_PARAMS
-    await ask(session, "tasks/update", task.task_id, inputResponses={right: _colour("green"), left: _colour("late")})
-    ended = await settled(session, task.task_id)
-    assert ended["status"] == "completed"
-    assert ended["result"]["structuredContent"]["result"] == ["red", "green"]
-
-
-def _colour(value: Any) -> dict[str, Any]:
-    return {"action": "accept", "content": {"colour": value}}
-
-
-async def test_a_run_that_asks_is_a_result_for_a_client_that_cannot_ask(runtime: Runtime):
-    following = TaskFollower()
-    async with connected(runtime, MODERN, extensions=[following]) as caller:
-        text = workflow(code("wait", "import time; time.sleep(0.3)"), form("ask", "Which colour?", fields=FIELDS))
-        answer = await caller.call("run_workflow", definition=text, wait_s=0)
-        assert "Asks (ask): Which colour?" in text_of(answer)
-        run_id = following.created[0].task_id.partition("-")[0]
-        answer = await caller.call("run_workflow", run_id=run_id, answer={"colour": "blue"}, wait_s=30)
-        assert "done" in text_of(answer)
-
-
-async def test_a_cancelled_task_stops_its_run(follower: Caller):
-    text = workflow(code("hang", "import time\nwhile True: time.sleep(0.01)"))
-    task = await create(follower.client, "run_workflow", definition=text, wait_s=0)
-    await ask(follower.client.session, "tasks/cancel", task.task_id)
-    ended = await settled(follower.client.session, task.task_id)
-    assert ended["status"] == "cancelled"

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from calls import text_of
 from served import Served
+from workflow_texts import code, condition, loop, workflow
 
 from belljar.environments import Environment
 from waiting import until
-from workflow_texts import code, condition, loop, workflow
 
 pytestmark = pytest.mark.anyio
 # A second on a machine that does nothing else; what froze a server kept it for nine at the least.

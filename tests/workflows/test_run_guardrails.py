@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from workflow_texts import code, form, tool, workflow
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, WorkflowInvalid
@@ -19,9 +20,8 @@ from belljar.settings import Settings
 from belljar.workflows.definition import StepKind
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.step_types import own_step_types, step_types
-from belljar.workflows.workflows import Workflows
+from belljar.workflows.workflows import Workflows, workflows_of
 from waiting import until
-from workflow_texts import code, form, tool, workflow
 
 pytestmark = pytest.mark.anyio
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
@@ -88,7 +88,7 @@ async def settled(run: LiveRun) -> None:
 
 
 async def test_guardrails_only_make_the_policy_stricter(runtime: Runtime):
-    workflows = runtime.workflows
+    workflows = workflows_of(runtime)
     denied = {"tools": [{"match": "ledger.write", "decision": "deny", "reason": "not here"}]}
     info = await ran(workflows, workflow(tool("a", "write", text="x"), guardrails=denied))
     assert info.state == "failed"
@@ -115,7 +115,7 @@ async def test_guardrails_only_make_the_policy_stricter(runtime: Runtime):
 
 
 async def test_personal_data_that_guardrails_name_is_hidden_in_the_whole_run(runtime: Runtime):
-    workflows = runtime.workflows
+    workflows = workflows_of(runtime)
     mail, phone = "ann@example.com", "+41 44 668 18 00"
     show = code("show", f"who = '{mail}'\nprint(who, '{phone}')\nwho", guardrails={"privacy": {"hide": ["phone"]}})
     look = tool("look", "look", text="{{ show.result }}")
@@ -139,7 +139,7 @@ async def test_personal_data_that_guardrails_name_is_hidden_in_the_whole_run(run
 
 
 async def test_switches_of_another_systems_files_become_rules(runtime: Runtime):
-    workflows = runtime.workflows
+    workflows = workflows_of(runtime)
     strict = {"enabled": True, "strict_mode": True}
     info = await ran(workflows, workflow(tool("a", "look", text="x"), guardrails=strict))
     assert "no rule decides on it (strict)" in info.reason
@@ -167,7 +167,7 @@ async def test_switches_of_another_systems_files_become_rules(runtime: Runtime):
 
 
 async def test_what_guardrails_ask_about_waits_for_a_person(runtime: Runtime):
-    workflows = runtime.workflows
+    workflows = workflows_of(runtime)
     rules = {"code": [{"decision": "ask", "calls": ["os.getpid"], "reason": "curious"}]}
     info = await ran(workflows, workflow(code("a", "import os\nos.getpid() > 0"), guardrails=rules))
     assert info.state == "waiting"
@@ -195,7 +195,7 @@ async def test_a_step_type_of_a_plugin_runs_in_the_session(runtime: Runtime):
 
 async def test_two_servers_never_take_one_run(runtime: Runtime):
     """Both see it free at the same moment; one gets it."""
-    workflows = runtime.workflows
+    workflows = workflows_of(runtime)
     info = await ran(workflows, workflow(form("ask", "Go on?"), code("a", "1")))
     await until(lambda: not workflows.record(info.run, "local").server)
     one, other = (another(runtime, name, own_step_types()) for name in ("one", "other"))

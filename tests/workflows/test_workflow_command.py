@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workflow_texts import code, form, tool, workflow
 
 from belljar.environments import Environment
 from waiting import until_blocking
-from workflow_texts import code, form, tool, workflow
 
 Command = Callable[..., Any]
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"

@@ -25,10 +25,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from served import Served
+from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 from belljar.environments import Environment
 from waiting import until, until_blocking
-from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
 MAX_RUNS = 2

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from calls import connected, opened_runtime, text_of
+from workflow_texts import code, workflow
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
-from workflow_texts import code, workflow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inside"))
 import form_pages

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 from served import Served
+from workflow_texts import code, form, tool, workflow
 
 from belljar.environments import Environment
 from waiting import until
-from workflow_texts import code, form, tool, workflow
 
 pytestmark = pytest.mark.anyio
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"

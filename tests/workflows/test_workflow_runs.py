@@ -12,13 +12,13 @@ from calls import ERAS, LEGACY, MODERN, Caller, connected, opened_runtime, text_
 from mcp import Client
 from mcp.client import ClientRequestContext
 from mcp.types import ElicitRequestParams, ElicitResult
+from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 from belljar.environments import Environment
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.runtime import Runtime
-from belljar.workflows.workflows import Workflows
+from belljar.workflows.workflows import Workflows, workflows_of
 from waiting import until
-from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 pytestmark = pytest.mark.anyio
 LEDGER = Path(__file__).parents[1] / "ledger_server.py"
@@ -61,7 +61,7 @@ async def runtime(
 
 @pytest.fixture
 def workflows(runtime: Runtime) -> Workflows:
-    return runtime.workflows
+    return workflows_of(runtime)
 
 
 async def ran(caller: Caller, text: str, **arguments: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 from belljar import hooks
 from belljar.errors import InvalidArgument, WorkflowInvalid
@@ -21,7 +22,6 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.step_types import OwnStepTypes, own_step_types, step_types
 from belljar.workflows.templates import TemplateFailed, rendered
 from belljar.workflows.text import read_text
-from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from belljar.cli.streams import BROKEN_PIPE, guard_streams, indented, reset_colours
 from belljar.errors import BelljarError, UsageError
+from belljar.products import PRODUCTS, is_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class CommandEntry:
     """One line of the command table."""
 
     target: str
-    """The command's function, as `module:function` with a module of this package."""
+    """The command's function, as `module:function`; a bare name is a module of this package."""
     help: str
     """The line that lists of commands show: the first paragraph of the function's docstring."""
     is_hidden: bool = False
@@ -185,38 +186,6 @@ GROUPS: dict[str, CommandGroup] = {
             ),
         },
     ),
-    "workflow": CommandGroup(
-        "Lists of steps in YAML or JSON: run, validate, list, show, resume, answer, stop, graph.",
-        {
-            "run": CommandEntry(
-                "workflow:run_command",
-                "Run a workflow: steps and their output go to stderr, the value of the last step to stdout.",
-            ),
-            "validate": CommandEntry(
-                "workflow:validate_command",
-                "Check a workflow, or all of a file; exits with 2 and tells file, line and reason of what is wrong.",
-            ),
-            "schema": CommandEntry("workflow:schema_command", "Print the JSON Schema of workflow texts, for editors."),
-            "list": CommandEntry(
-                "workflow:list_command", "List the latest runs of workflows, and the workflows that have names."
-            ),
-            "show": CommandEntry(
-                "workflow:show_command", "Show a run step by step: states, results, errors, and what it asks."
-            ),
-            "resume": CommandEntry(
-                "workflow:resume_command",
-                "Go on with a run that was interrupted, failed or was stopped; no finished step is run again.",
-            ),
-            "answer": CommandEntry(
-                "workflow:answer_command",
-                "Answer the question of a run and go on with it; without fields it means yes.",
-            ),
-            "stop": CommandEntry(
-                "workflow:stop_command", "Stop a run: what runs of it is interrupted, and nothing more begins."
-            ),
-            "graph": CommandEntry("workflow:graph_command", "Print the steps of a workflow as a Mermaid diagram."),
-        },
-    ),
     "journal": CommandGroup(
         "The journal's file: check, salvage.",
         {
@@ -290,9 +259,14 @@ def application() -> TyperGroup:
     root.callback()(_belljar)
     group = cast("TyperGroup", typer.main.get_command(root))
     _add_commands(group, COMMANDS)
-    for name in REMOVED:
-        group.add_command(RemovedCommand(name, hidden=True))
-    for name, entry in GROUPS.items():
+    for name, hint in REMOVED.items():
+        group.add_command(RefusedCommand(name, f"belljar {name} was removed", hint))
+    groups = command_groups()
+    for package, tables in PRODUCTS.items():
+        for name in tables.keys() - groups.keys():
+            why = f"this installation of belljar has no {package.rpartition('.')[2]}"
+            group.add_command(RefusedCommand(name, why, f"belljar {name} comes with the whole of belljar-mcp"))
+    for name, entry in groups.items():
         subgroup = TyperGroup(
             name=name, help=entry.help, short_help=entry.help, no_args_is_help=True, rich_markup_mode=None
         )
@@ -301,10 +275,20 @@ def application() -> TyperGroup:
     return group
 
 
+def command_groups() -> dict[str, CommandGroup]:
+    """Return all groups of commands: ours, and those of the products that are there."""
+    found = dict(GROUPS)
+    for package, tables in PRODUCTS.items():
+        for name, target in tables.items() if is_installed(package) else ():
+            module, _, table = target.partition(":")
+            found[name] = getattr(import_module(module), table)
+    return found
+
+
 def load_command(entry: CommandEntry) -> Callable[..., None]:
     """Import the function of a command. Modules that only Linux has are imported by no other way from here."""
     module, _, function = (entry.target if sys.platform == "linux" else entry.elsewhere).partition(":")
-    path = f"{__name__}.{module}"
+    path = module if "." in module else f"{__name__}.{module}"
     if path not in sys.modules:
         with uncollected_imports():
             import_module(path)
@@ -325,12 +309,16 @@ def uncollected_imports() -> Generator[None]:
         gc.enable()
 
 
-class RemovedCommand(TyperCommand):
-    """A command of an earlier version, which only says what to use instead."""
+class RefusedCommand(TyperCommand):
+    """A command that only says why it is not here, and what to use instead."""
+
+    def __init__(self, name: str, why: str, hint: str) -> None:
+        super().__init__(name, hidden=True)
+        self._refusal = UsageError(why, hint=hint)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Refuse whatever is asked of it, its help included."""
-        raise UsageError(f"belljar {self.name} was removed", hint=REMOVED[self.name or ""])
+        raise self._refusal
 
 
 class LazyCommand(TyperCommand):

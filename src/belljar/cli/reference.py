@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from belljar.cli import COMMANDS, GROUPS, application
+from belljar.cli import COMMANDS, application, command_groups
 from belljar.settings import MEBIBYTE, Settings, variable
 from belljar.settings.fields import allowed, default
 
@@ -91,7 +91,7 @@ def _setting_section(name: str) -> str:
 def _commands_page() -> str:
     """Return the page of all commands that are not hidden."""
     names = [[name] for name, entry in COMMANDS.items() if not entry.is_hidden]
-    names += [[group, name] for group, entry in GROUPS.items() for name in entry.commands]
+    names += [[group, name] for group, entry in command_groups().items() for name in entry.commands]
     sections = [f"## `belljar {' '.join(command)}`\n\n```text\n{_help_of(command).strip()}\n```\n" for command in names]
     return "\n".join([_COMMANDS_INTRODUCTION, *sections])
 

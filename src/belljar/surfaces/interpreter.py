@@ -14,6 +14,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
 from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
+from belljar.products import products
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
 from belljar.sessions.queue import interrupt_all
@@ -58,7 +59,6 @@ from belljar.surfaces.tools import (
     note_refusal,
     refusals_as_results,
 )
-from belljar.workflows.tools import WorkflowTools
 
 MAX_WAIT_S = 300.0
 MAX_EVENTS = 500
@@ -138,8 +138,8 @@ class InterpreterSurface:
         FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
-        if self._settings.has_workflows:
-            WorkflowTools(self._runtime).register(server)
+        for product in products():
+            product.add_tools(server, self._runtime)
 
     # Running
 

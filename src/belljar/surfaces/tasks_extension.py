@@ -1,16 +1,13 @@
 """The protocol's extension `io.modelcontextprotocol/tasks` (2026-07-28): long calls that a client follows by itself.
 
-A call of `execute_code` or `run_workflow` that takes longer than two seconds is answered with a task, if its request
-says that the client follows tasks. What a task is was there before: an execution, or a run of a workflow. So no task is
-stored; its state is read from the live execution or from the journal, also by the next server. Clients that do not
-declare the extension see no difference.
+A call of `execute_code`, or of a tool of a product, that takes longer than two seconds is answered with a task, if its
+request says that the client follows tasks. What a task is was there before: an execution, or what a product has (a run
+of a workflow). So no task is stored; its state is read from the live execution or from the journal, also by the next
+server. Clients that do not declare the extension see no difference.
 """
 
-import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -33,16 +30,16 @@ from mcp.types import (
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument
+from belljar.errors import ExecutionNotFound
 from belljar.executions.execution import Execution
 from belljar.journal.journal import ExecutionRecord
-from belljar.journal.run_records import ENDED
 from belljar.models import ExecutionResult, iso_ms
+from belljar.products import products
 from belljar.runtime import Runtime
 from belljar.servers import is_living
 from belljar.sessions.endings import DAY_S
 from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import Structured, asked_structure, error_blocks
+from belljar.surfaces.content import error_blocks
 from belljar.surfaces.execution_wait import (
     MODERN,
     PROGRESS_CHARS,
@@ -52,8 +49,6 @@ from belljar.surfaces.execution_wait import (
     reply_of,
 )
 from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.workflows.tools import run_answer
-from belljar.workflows.questions import RunQuestion
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"
 LEAST_POLL_MS, MAX_POLL_MS = 500, 5_000
@@ -63,8 +58,7 @@ CANCELLED: Final = "by its client, which cancelled the task"
 INTERNAL: Final = "internal-error:"
 """How the cause of an execution begins that failed by a fault of belljar."""
 _ID_CHARS: Final = 200
-_QUESTION = "question-"
-_RUN = re.compile(r"([0-9a-f]{16})-([0-9]{13})")
+QUESTION_KEY: Final = "question-"
 Ctx = ServerRequestContext[Any, Any]
 ToolContext = Context[Any, Any]
 Status = Literal["working", "input_required", "completed", "cancelled", "failed"]
@@ -133,7 +127,10 @@ class TasksExtension(Extension):
 
     def __init__(self, runtime: Runtime) -> None:
         self._ttl_s = runtime.settings.keep_days * DAY_S
-        self._sources: tuple[TaskSource, ...] = (ExecutionTasks(runtime), RunTasks(runtime))
+        self._sources: tuple[TaskSource, ...] = (
+            ExecutionTasks(runtime),
+            *(source for product in products() for source in product.task_sources(runtime)),
+        )
 
     def methods(self) -> Sequence[MethodBinding]:
         """See `Extension`."""
@@ -213,9 +210,9 @@ class ExecutionTasks:
     def _unfinished_task(self, record: ExecutionRecord, live: Execution, ctx: ToolContext) -> Task:
         question = live.question
         if question is not None and can_ask(ctx):
-            requests = {f"{_QUESTION}{live.question_number}": elicitation(question, ctx)}
-            return _asking(record.id, record.submitted_at, live.changed_at, question.message, requests)
-        status = f"waits for {live.asks_person}" if live.asks_person else _one_line(live.latest_text())
+            requests = {f"{QUESTION_KEY}{live.question_number}": elicitation(question, ctx)}
+            return asking_task(record.id, record.submitted_at, live.changed_at, question.message, requests)
+        status = f"waits for {live.asks_person}" if live.asks_person else one_line(live.latest_text())
         return Task(record.id, "working", record.submitted_at, live.changed_at, status)
 
     def _ended_task(self, record: ExecutionRecord, ctx: ToolContext) -> Task:
@@ -223,14 +220,14 @@ class ExecutionTasks:
         try:
             result = self._sessions.executions.result(record.id, record.principal)
         except ExecutionNotFound as error:
-            return _completed(record.id, record.submitted_at, record.submitted_at, error_blocks(error))
+            return completed_task(record.id, record.submitted_at, record.submitted_at, error_blocks(error))
         ended_at = record.submitted_at + result.usage.queue_s + result.usage.wall_s
         cause = result.cause or ""
         if result.status == "interrupted" and CANCELLED in cause:
             return Task(record.id, "cancelled", record.submitted_at, ended_at, cause)
         if result.status == "rejected" and cause.startswith(INTERNAL):
-            return _failed(record.id, record.submitted_at, ended_at, result)
-        return _completed(record.id, record.submitted_at, ended_at, self._surface.shown(result, ctx))
+            return _failed_task(record.id, record.submitted_at, ended_at, result)
+        return completed_task(record.id, record.submitted_at, ended_at, self._surface.shown(result, ctx))
 
     def _runs_elsewhere(self, record: ExecutionRecord) -> bool:
         session = self._sessions.records.find(record.session_id)
@@ -241,7 +238,7 @@ class ExecutionTasks:
         execution = self._sessions.executions.find(task_id, principal)
         if execution is None:
             return
-        if (response := _response(responses, f"{_QUESTION}{execution.question_number}")) is not None:
+        if (response := response_under(responses, f"{QUESTION_KEY}{execution.question_number}")) is not None:
             execution.reply(reply_of(response), execution.question_number)
 
     def cancel(self, task_id: str, principal: str) -> None:
@@ -251,75 +248,7 @@ class ExecutionTasks:
             execution.interrupt(CANCELLED)
 
 
-class RunTasks:
-    """Runs of workflows as tasks, by the run's id and the time from which the task follows it."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._workflows = runtime.workflows
-        self._structured: Structured = runtime.settings.structured
-        self._stopping: set[asyncio.Task[None]] = set()
-
-    def find(self, task_id: str, principal: str, ctx: ToolContext) -> Task | None:
-        """See `TaskSource`."""
-        run_id, since = _run_of(task_id)
-        try:
-            info = self._workflows.show(run_id, principal)
-            record = self._workflows.record(run_id, principal)
-            waiting = self._workflows.questions(run_id, principal)
-        except BelljarError:
-            return None
-        if record.state == "stopped":
-            return Task(task_id, "cancelled", since, record.ended_at or since, record.end)
-        is_over = record.state in ENDED or record.state == "interrupted"
-        if not is_over and waiting and can_ask(ctx):
-            requests = {_run_key(path, asked): elicitation(asked.for_person(), ctx) for path, asked in waiting}
-            return _asking(task_id, since, time.time(), waiting[0][1].message, requests)
-        # A client that cannot ask is answered as a call without a task is: with what the person has to decide.
-        if is_over or (not can_ask(ctx) and self._workflows.has_asked(run_id, principal, since)):
-            answer = run_answer(info)
-            if asked_structure(ctx, self._structured) == "never":
-                answer.structured_content = None
-            return _completed(task_id, since, record.ended_at or time.time(), answer)
-        return Task(task_id, "working", since, time.time(), _one_line(info.step and f"at step {info.step}"))
-
-    async def answer(self, task_id: str, principal: str, responses: Responses) -> None:
-        """See `TaskSource`."""
-        run_id, _ = _run_of(task_id)
-        try:
-            waiting = self._workflows.questions(run_id, principal)
-        except BelljarError:
-            return
-        for path, question in waiting:
-            response = _response(responses, _run_key(path, question))
-            if response is None or response.action == "cancel":
-                continue  # the person has not decided: the question stays open
-            action, values = ("accept", response.content) if response.action == "accept" else ("decline", {})
-            try:
-                await self._workflows.answer(
-                    run_id, principal, dict(values or {}), action=action, step=path, by="elicitation"
-                )
-            except InvalidArgument as error:
-                raise MCPError(INVALID_PARAMS, str(error)) from None
-
-    def cancel(self, task_id: str, principal: str) -> None:
-        """See `TaskSource`."""
-        run_id, _ = _run_of(task_id)
-        try:
-            record = self._workflows.record(run_id, principal)
-        except BelljarError:
-            return
-        if record.state not in ENDED:
-            # Aside, because the client need not wait until the run's step is interrupted.
-            work = asyncio.get_running_loop().create_task(self._stop(record.id, principal))
-            self._stopping.add(work)
-            work.add_done_callback(self._stopping.discard)
-
-    async def _stop(self, run_id: str, principal: str) -> None:
-        with suppress(InvalidArgument):  # it ended by itself meanwhile
-            await self._workflows.stop(run_id, principal)
-
-
-def _response(responses: Responses, key: str) -> ElicitResult | None:
+def response_under(responses: Responses, key: str) -> ElicitResult | None:
     """Return the answer under a key; what stands under keys that nobody waits for may be anything."""
     try:
         return ElicitResult.model_validate(responses[key]) if key in responses else None
@@ -333,34 +262,26 @@ def _is_declared(ctx: Ctx) -> bool:
     return ctx.protocol_version == MODERN and IDENTIFIER in (extensions or {})
 
 
-def _run_of(task_id: str) -> tuple[str, float]:
-    """Return the run of a task and since when the task follows it; an empty id for what is no such task."""
-    match = _RUN.fullmatch(task_id)
-    return (match[1], int(match[2]) / 1000) if match else ("", 0.0)
-
-
-def _run_key(path: str, question: RunQuestion) -> str:
-    """Return the key of a run's question, which a later question of the same step does not have."""
-    return f"{_QUESTION}{path}@{int(question.asked_at * 1000)}"
-
-
-def _asking(
+def asking_task(
     task_id: str, created_at: float, updated_at: float, message: str, requests: Mapping[str, ElicitRequest]
 ) -> Task:
+    """Return a task that waits for a person, with what its client is to put to them."""
     sent = {key: each.model_dump(by_alias=True, mode="json", exclude_none=True) for key, each in requests.items()}
-    return Task(task_id, "input_required", created_at, updated_at, _one_line(message), {"inputRequests": sent})
+    return Task(task_id, "input_required", created_at, updated_at, one_line(message), {"inputRequests": sent})
 
 
-def _completed(task_id: str, created_at: float, ended_at: float, answer: CallToolResult) -> Task:
+def completed_task(task_id: str, created_at: float, ended_at: float, answer: CallToolResult) -> Task:
+    """Return a task that ended with an answer of its tool."""
     result = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
     return Task(task_id, "completed", created_at, ended_at, payload={"result": result})
 
 
-def _failed(task_id: str, created_at: float, ended_at: float, result: ExecutionResult) -> Task:
+def _failed_task(task_id: str, created_at: float, ended_at: float, result: ExecutionResult) -> Task:
     message = f"belljar failed: {result.cause}"
     error = {"code": INTERNAL_ERROR, "message": message}
     return Task(task_id, "failed", created_at, ended_at, message, {"error": error})
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return the end of a text as one line."""
     return " ".join(text[-PROGRESS_CHARS:].split())

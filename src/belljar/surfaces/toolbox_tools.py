@@ -11,12 +11,12 @@ from pydantic import Field, JsonValue
 
 from belljar.errors import InvalidArgument
 from belljar.models import Model
+from belljar.products import products
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
-from belljar.workflows.tools import WorkflowTools
 from belljar.toolbox.code_generation import Detail
 
 TOOLBOX_INSTRUCTIONS = (
@@ -46,8 +46,8 @@ class ToolboxSurface:
         """Add the tools to a server, except those that it has already."""
         if not has_interpreter:
             add_tools(server, (self.execute_code, ENDS), (self.get_execution, READS))
-            if self._runtime.settings.has_workflows:
-                WorkflowTools(self._runtime).register(server)
+            for product in products():
+                product.add_tools(server, self._runtime)
         add_tools(server, (self.search_tools, READS))
 
     @refusals_as_results

@@ -1,1 +1,62 @@
-"""Workflows: lists of steps that a person can read, run in a session, outlive their server, and are run once."""
+"""Workflows: lists of steps that a person can read, run in a session, outlive their server, and are run once.
+
+`PRODUCT` is all that belljar's core sees of them, and imports the rest when it is asked for.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from belljar.products import Product
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from belljar.runtime import Runtime
+
+
+class WorkflowsProduct(Product):
+    """The tools, commands, step types and runs of workflows."""
+
+    name = "workflows"
+
+    def plugin(self) -> object:
+        """See `Product`."""
+        from belljar.workflows.step_types import OwnStepTypes
+
+        return OwnStepTypes()
+
+    @asynccontextmanager
+    async def open(self, runtime: "Runtime", ready: "asyncio.Task[None] | None") -> AsyncGenerator[object]:
+        """Drive runs, and go on with those that nobody drives when the runtime is ready, or never."""
+        import asyncio
+
+        from belljar.workflows.run_inbox import RunInbox
+        from belljar.workflows.workflows import Workflows
+
+        workflows = Workflows.over(runtime)
+        runtime.sessions.inbox.sources.append(RunInbox(workflows))
+        looking = asyncio.create_task(workflows.go_on_with_others(ready)) if ready is not None else None
+        try:
+            yield workflows
+        finally:
+            if looking is not None:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+            await workflows.aclose()
+
+    def add_tools(self, server: Any, runtime: "Runtime") -> None:
+        """See `Product`."""
+        if runtime.settings.has_workflows:
+            from belljar.workflows.tools import WorkflowTools
+
+            WorkflowTools(runtime).register(server)
+
+    def task_sources(self, runtime: "Runtime") -> Sequence[Any]:
+        """See `Product`."""
+        from belljar.workflows.run_tasks import RunTasks
+
+        return [RunTasks(runtime)]
+
+
+PRODUCT = WorkflowsProduct()

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from belljar.cli.streams import one_line, table
-from belljar.workflows.terminal import answer_hint, drive, print_notes
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
@@ -31,7 +30,9 @@ from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.step_types import step_types
+from belljar.workflows.terminal import answer_hint, drive, print_notes
 from belljar.workflows.views import RunInfo, run_info, run_text
+from belljar.workflows.workflows import workflows_of
 
 # Lines of a run's text that name tools of MCP.
 _FOR_MODELS = (
@@ -117,7 +118,7 @@ def stop_command(run: Run) -> None:
 
     async def stop() -> None:
         async with open_runtime(settings) as runtime:
-            await runtime.workflows.stop(record.id, record.principal)
+            await workflows_of(runtime).stop(record.id, record.principal)
 
     asyncio.run(stop())
     print(f"run {record.id} is stopped", file=sys.stderr)
@@ -215,7 +216,7 @@ async def _check(settings: Settings, definitions: list[Definition]) -> None:
     if any(isinstance(step.config, ToolCallStep) for each in definitions for step in _all_steps(each)):
         async with open_runtime(settings) as runtime:  # the tools are looked up at their servers
             for definition in definitions:
-                await runtime.workflows.check(definition)
+                await workflows_of(runtime).check(definition)
         return
     guard = configured_guardrails(settings).trial()
     for definition in definitions:
@@ -298,13 +299,13 @@ def _for_person(info: RunInfo) -> str:
 
 
 async def _start(runtime: Runtime, source: str, which: str, variables: dict[str, Any]) -> LiveRun:
-    definition = _read(runtime.workflows.library, source, which)
-    return await runtime.workflows.start(definition, LOCAL_PRINCIPAL, variables=variables, source=_place(source))
+    definition = _read(workflows_of(runtime).library, source, which)
+    return await workflows_of(runtime).start(definition, LOCAL_PRINCIPAL, variables=variables, source=_place(source))
 
 
 async def _resume(runtime: Runtime, record: RunRecord, accepts_change: bool) -> LiveRun:
-    text = _text_now(runtime.workflows.library, record)
-    return await runtime.workflows.resume(record.id, record.principal, text=text, accepts_change=accepts_change)
+    text = _text_now(workflows_of(runtime).library, record)
+    return await workflows_of(runtime).resume(record.id, record.principal, text=text, accepts_change=accepts_change)
 
 
 def _place(source: str) -> str:
@@ -321,8 +322,8 @@ def _text_now(library: Library, record: RunRecord) -> Definition | None:
 
 
 async def _answer(runtime: Runtime, record: RunRecord, given: dict[str, str] | None, step: str) -> LiveRun | None:
-    answer = None if given is None else _typed(runtime.workflows.show(record.id, record.principal), given, step)
-    return await runtime.workflows.answer(
+    answer = None if given is None else _typed(workflows_of(runtime).show(record.id, record.principal), given, step)
+    return await workflows_of(runtime).answer(
         record.id,
         record.principal,
         answer,

@@ -18,7 +18,6 @@ from typing import Any
 from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
-from belljar.workflows.saved_files import RunFiles
 from belljar.errors import InvalidArgument
 from belljar.questions.schema import values_of
 from belljar.runtime import Runtime
@@ -28,7 +27,9 @@ from belljar.workflows.definition import Definition
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun, RunEvent
 from belljar.workflows.questions import RunQuestion
+from belljar.workflows.saved_files import RunFiles
 from belljar.workflows.views import RunInfo
+from belljar.workflows.workflows import workflows_of
 
 WAITING = 3
 """The exit status of a run that waits for a person."""
@@ -66,7 +67,7 @@ async def _driven(settings: Settings, begin: Begin, options: str, *, as_json: bo
         async with _interruptible(runtime, run):
             await _follow(runtime, run, options)
         await files.save()
-        info = runtime.workflows.show(run.id, run.record.principal, most=10_000)
+        info = workflows_of(runtime).show(run.id, run.record.principal, most=10_000)
         _print_end(info, options, as_json=as_json)
         return _status(info)
 
@@ -133,14 +134,14 @@ async def _follow(runtime: Runtime, run: LiveRun, options: str) -> None:
         if is_over:
             return
         if run.state == "waiting":
-            questions = runtime.workflows.questions(run.id, run.record.principal)
+            questions = workflows_of(runtime).questions(run.id, run.record.principal)
             if can_ask and questions:
                 await _ask(runtime, run, *questions[0], stdin)
                 continue
             if not run.has_waiting_cell:
                 return
             if shown != (shown := run.number):
-                info = runtime.workflows.show(run.id, run.record.principal)
+                info = workflows_of(runtime).show(run.id, run.record.principal)
                 _print_questions(info, options)
                 print("The cell that asks waits here: answer it from another terminal", file=sys.stderr, flush=True)
         if run.number == printed and not run.is_over:
@@ -180,7 +181,7 @@ async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion,
         print("  yes or no? ", end="", file=sys.stderr, flush=True)
         is_declined = (await stdin.answer("") or "").strip().lower() not in ("y", "yes")
     try:
-        await runtime.workflows.answer(
+        await workflows_of(runtime).answer(
             run.id,
             run.record.principal,
             values,
@@ -208,7 +209,7 @@ async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]
                 raise
             if following is not None:
                 following.uncancel()
-            await runtime.workflows.interrupt(run)
+            await workflows_of(runtime).interrupt(run)
         finally:
             watching.cancel()
 

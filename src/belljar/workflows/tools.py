@@ -40,6 +40,7 @@ from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.questions import RunQuestion
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
+from belljar.workflows.workflows import workflows_of
 
 MAX_WAIT_S = 300.0
 LISTED_RUNS = 20
@@ -62,7 +63,7 @@ class WorkflowTools:
     """The tools of workflows, over one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._workflows = runtime.workflows
+        self._workflows = workflows_of(runtime)
         self._sessions = runtime.sessions
 
     def register(self, server: MCPServer[Any]) -> None:

@@ -9,10 +9,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
 from belljar.executions.inbox import check_may_answer
@@ -22,6 +21,8 @@ from belljar.logs import pseudonym
 from belljar.models import iso
 from belljar.questions.models import Action
 from belljar.questions.schema import checked_values
+from belljar.runtime import Runtime
+from belljar.servers import is_living
 from belljar.sessions.endings import DAY_S
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
@@ -34,6 +35,7 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
+from belljar.workflows.step_types import step_types
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
 LOOK_S = 5.0
@@ -72,6 +74,19 @@ class Workflows:
         self.library = Library(Path(folder) if folder else None, types)
         self._live: dict[str, LiveRun] = {}
         self._is_closing = False
+
+    @classmethod
+    def over(cls, runtime: Runtime) -> Self:
+        """Return the workflows of a runtime that is being opened."""
+        runs, sessions, own = runtime.settings.data_directory / "runs", runtime.sessions, runtime.name
+        return cls(
+            sessions,
+            RunRecords(sessions.journal, own),
+            runtime.toolbox,
+            lambda server: server == own or is_living(runs, server),
+            types=step_types(runtime.plugins),
+            recover=sessions.recover_others,
+        )
 
     # Checks
 
@@ -459,19 +474,9 @@ class Workflows:
                 await self._sessions.endings.hibernate(session, f"its run {run.id} goes on later", is_expected=True)
 
 
-@asynccontextmanager
-async def open_workflows(workflows: Workflows, ready: asyncio.Task[None] | None) -> AsyncGenerator[Workflows]:
-    """Open the workflows of a runtime, which goes on with runs that nobody drives when it is ready, or never."""
-    looking: asyncio.Task[None] | None = None
-    if ready is not None:
-        looking = asyncio.get_running_loop().create_task(workflows.go_on_with_others(ready))
-    try:
-        yield workflows
-    finally:
-        if looking is not None:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-        await workflows.aclose()
+def workflows_of(runtime: Runtime) -> Workflows:
+    """Return the workflows of a runtime."""
+    return runtime.parts["workflows"]
 
 
 def _checked_variables(definition: Definition, given: Mapping[str, Any]) -> dict[str, Any]:
