@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.facts import ToolCallFacts
 from belljar.policy.decision_log import FILE, DecisionLog
 from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.policy_file import parse_policy
@@ -17,8 +18,9 @@ def test_decisions_are_kept_with_ids_and_rule_and_without_values(tmp_path: Path)
     guard = Guard(
         compile_policy(parse_policy(POLICY, "p").policy, DecisionLog(tmp_path)), "session-1", "someone@example.com"
     )
-    verdict = asyncio.run(guard.judge("mail", "send", {"to": "a-secret"}, read_only=False, destructive=True))
-    guard.record_decision("mail", "send", verdict, "declined")
+    call = ToolCallFacts("session-1", "someone@example.com", "mail", "send", {"to": "a-secret"})
+    verdict = asyncio.run(guard.judge(call))
+    guard.record_decision(call, verdict, "declined")
     (line,) = (tmp_path / FILE).read_text().splitlines()
     told = json.loads(line)
     assert told.pop("at").endswith("Z")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from belljar.hooks import Verdict
+from belljar.hooks import ToolCallFacts, Verdict
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard import CompiledPolicy, Guard, GuardState, compile_policy
 from belljar.policy.policy_file import parse_policy
@@ -20,6 +20,10 @@ def guard(text: str) -> Guard:
     return Guard(book(text), "session", "someone")
 
 
+def call(server: str, tool: str, arguments: dict[str, Any] | None = None, **claims: bool) -> ToolCallFacts:
+    return ToolCallFacts("session", "someone", server, tool, arguments or {}, **claims)
+
+
 def judged(
     guard: Guard,
     name: str,
@@ -29,7 +33,7 @@ def judged(
     destructive: bool = True,
 ) -> Verdict:
     server, _, tool = name.partition(".")
-    return asyncio.run(guard.judge(server, tool, arguments or {}, read_only=read_only, destructive=destructive))
+    return asyncio.run(guard.judge(call(server, tool, arguments, read_only=read_only, destructive=destructive)))
 
 
 def decision(text: str, name: str, arguments: dict[str, Any] | None = None, **claims: bool) -> tuple[str, str]:
@@ -68,13 +72,13 @@ def test_the_first_rule_that_decides_wins(name: str, expected: tuple[str, str]) 
 
 
 def test_a_dot_in_a_tools_name_does_not_make_it_another_servers() -> None:
-    verdict = asyncio.run(guard(FIRST_WINS).judge("git.get_x", "y", {}, read_only=False, destructive=True))
+    verdict = asyncio.run(guard(FIRST_WINS).judge(call("git.get_x", "y")))
     assert verdict.decision == "deny"
 
 
 def test_a_server_with_a_dot_in_its_name_is_not_passed_by() -> None:
     rules = guard('[[tools]]\nmatch = "acme.crm.delete_*"\ndecision = "deny"')
-    verdict = asyncio.run(rules.judge("acme.crm", "delete_all", {}, read_only=False, destructive=True))
+    verdict = asyncio.run(rules.judge(call("acme.crm", "delete_all")))
     assert verdict.decision == "deny"
 
 
@@ -174,7 +178,7 @@ def test_calls_that_are_judged_at_once_are_counted_one_by_one() -> None:
     counted = guard('[[tools]]\nmatch = "*"\nrequire = "calls < 3 && arguments.x.all(a, a > 0)"')
 
     async def all_at_once() -> list[Verdict]:
-        calls = (counted.judge("a", "b", {"x": [1]}, read_only=False, destructive=True) for _ in range(12))
+        calls = (counted.judge(call("a", "b", {"x": [1]})) for _ in range(12))
         return await asyncio.gather(*calls)
 
     assert [verdict.decision for verdict in asyncio.run(all_at_once())].count("allow") == 3
@@ -214,9 +218,9 @@ def test_rates_hold_over_all_sessions_of_one_principal_and_not_for_others() -> N
 def test_a_yes_holds_for_the_session_where_the_rule_says_so() -> None:
     asked = guard('[[tools]]\nmatch = "*"\ndecision = "ask"\nask_once = true')
     declined = judged(asked, "a.b")
-    asked.record_decision("a", "b", declined, "declined")
+    asked.record_decision(call("a", "b"), declined, "declined")
     approved = judged(asked, "a.b")
-    asked.record_decision("a", "b", approved, "approved")
+    asked.record_decision(call("a", "b"), approved, "approved")
     assert [declined.decision, approved.decision, judged(asked, "a.b").decision] == ["ask", "ask", "allow"]
 
 

@@ -14,6 +14,7 @@ from belljar.api import Engine
 from belljar.environments import Environment
 from belljar.errors import CodeRejected, PolicyError
 from belljar.executions.policy_check import SyntaxFault
+from belljar.facts import ToolCallFacts
 from belljar.models import ResultNotice
 from belljar.policy.guardrails import read_guardrails
 from belljar.runtime import Runtime, open_runtime
@@ -316,9 +317,10 @@ async def test_guardrails_that_are_switched_off_guard_nothing(default_environmen
     chosen = {"blocked_patterns": ["os.system", "open(_, 'w*')"], "guardrails_strict": True}
     guarded = read_guardrails(settings_for(default_environment, tmp_path, **chosen)).guard("s", "p", tmp_path)
     code = "import os\nos.system('ls')\nopen('f', 'w')"
+    call = ToolCallFacts("s", "p", "a", "b", {}, read_only=True, destructive=False)
     assert [finding.line for finding in (await guarded.examine(code, "")).findings] == [2, 3]
-    assert (await guarded.judge("a", "b", {}, read_only=True, destructive=False)).decision == "deny"
+    assert (await guarded.judge(call)).decision == "deny"
     off = read_guardrails(settings_for(default_environment, tmp_path, guardrails=False, **chosen))
     free = off.guard("s", "p", tmp_path)
     assert (await free.examine(code, "")).decision == "allow"
-    assert (await free.judge("a", "b", {}, read_only=True, destructive=False)).decision == "allow"
+    assert (await free.judge(call)).decision == "allow"

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -11,7 +11,8 @@ from mcp.types import ElicitRequestFormParams, ElicitRequestURLParams, ElicitRes
 from tool_cells import awkward, runtime_with_tools
 
 from belljar.environments import Environment
-from belljar.hooks import Verdict
+from belljar.hooks import ToolCallFacts, Verdict
+from belljar.policy.guard import Guard
 from belljar.questions.schema import values_of
 from belljar.runtime import Runtime
 
@@ -134,7 +135,7 @@ class Asking:
     def __init__(self) -> None:
         self.outcomes: list[str] = []
 
-    async def judge(self, server: str, tool: str, arguments: Any, *, read_only: bool, destructive: bool) -> Verdict:
+    async def judge(self, call: ToolCallFacts) -> Verdict:
         return Verdict("ask", "it costs money", "tools.0")
 
     def asks_once(self, verdict: Verdict) -> bool:
@@ -143,7 +144,7 @@ class Asking:
     def wants_console(self, verdict: Verdict) -> bool:
         return False
 
-    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "") -> None:
         self.outcomes.append(outcome)
 
 
@@ -166,9 +167,9 @@ async def test_a_person_who_must_allow_a_call_sees_what_it_is(
     person, guard = Person(answer), Asking()
     async with connected(runtime, era, elicitation_callback=person) as caller:
         session = await caller.new_session()
-        tools = runtime.sessions.get(session, "local").tools
-        assert tools is not None
-        tools.attach(owner="local", guard=guard, keep=runtime.sessions.get(session, "local").write_file)
+        of = runtime.sessions.get(session, "local")
+        assert of.tools is not None
+        of.tools.attach(owner="local", guard=cast("Guard", guard), redactor=of.redactor, keep=of.write_file)
         result = await caller.execute("from servers.modern import add\nadd(1, 2)", session)
         assert told in (str(result.result), str(result.error))
         assert guard.outcomes == [outcome]

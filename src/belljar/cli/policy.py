@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from belljar.errors import InvalidArgument, SettingsError
+from belljar.facts import ToolCallFacts
 from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.policy_file import LoadedPolicy, load_policy
 from belljar.policy.rules import Policy
@@ -70,7 +71,8 @@ def _decide_call(policy: Policy, name: str, text: str, *, read_only: bool) -> di
         raise InvalidArgument(f"{name!r} with {text[:80]!r} is no call", hint=f"Write {_EXAMPLE}")
     given = cast("dict[str, Any]", arguments)
     guard = Guard(compile_policy(policy))
-    verdict = asyncio.run(guard.judge(server, tool, given, read_only=read_only, destructive=not read_only))
+    call = ToolCallFacts("", "", server, tool, given, read_only, destructive=not read_only)
+    verdict = asyncio.run(guard.judge(call))
     return {"decision": verdict.decision, "rule": verdict.rule, "reason": verdict.reason}
 
 

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from belljar.facts import Verdict
+from belljar.facts import ToolCallFacts, Verdict
 from belljar.files.private import write_file
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
@@ -158,28 +158,16 @@ class Rates:
             calls.popleft()
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedCall:
-    """A tool call that a session asks for, with the arguments as its code gave them."""
-
-    server: str
-    tool: str
-    arguments: Mapping[str, Any]
-    read_only: bool
-    destructive: bool
-    calls: int = 0
-    """How often the session called this tool before."""
-
-    def values(self) -> dict[str, Any]:
-        """Return the variables that expressions may use."""
-        return {
-            "arguments": dict(self.arguments),
-            "server": self.server,
-            "tool": self.tool,
-            "read_only": self.read_only,
-            "destructive": self.destructive,
-            "calls": self.calls,
-        }
+def call_values(call: ToolCallFacts, calls: int) -> dict[str, Any]:
+    """Return the variables that expressions may use; `calls` is how often the session called the tool before."""
+    return {
+        "arguments": dict(call.arguments),
+        "server": call.server,
+        "tool": call.tool,
+        "read_only": call.read_only,
+        "destructive": call.destructive,
+        "calls": calls,
+    }
 
 
 class CheckedRule:
@@ -193,11 +181,11 @@ class CheckedRule:
         self._schema = ArgumentSchema(rule.arguments) if rule.arguments else None
         self._requirements = [(Expression(each.expression), each.reason) for each in rule.require]
 
-    def matches(self, call: JudgedCall) -> bool:
+    def matches(self, call: ToolCallFacts) -> bool:
         """Return whether the rule is about this tool."""
         return any(_is_match(pattern, call) for pattern in self.rule.match)
 
-    async def holds(self, call: JudgedCall, values: Mapping[str, Any]) -> bool:
+    async def holds(self, call: ToolCallFacts, values: Mapping[str, Any]) -> bool:
         """Return whether the rule's condition is true of the call.
 
         If the condition has no value, a rule that allows does not hold and every other rule does.
@@ -209,11 +197,11 @@ class CheckedRule:
         except ExpressionFailed:
             return self.rule.decision != "allow"
 
-    def excludes(self, call: JudgedCall) -> bool:
+    def excludes(self, call: ToolCallFacts) -> bool:
         """Return whether the rule allows read-only tools only, and this tool does not declare itself read-only."""
         return self.rule.read_only and not call.read_only
 
-    async def fault(self, call: JudgedCall, values: Mapping[str, Any]) -> str:
+    async def fault(self, call: ToolCallFacts, values: Mapping[str, Any]) -> str:
         """Return what the call does not satisfy, or an empty text."""
         if self._schema is not None and (fault := self._schema.fault(call.arguments)):
             return fault
@@ -231,7 +219,7 @@ def checked(rules: Iterable[ToolRule]) -> list[CheckedRule]:
     return [CheckedRule(number, rule) for number, rule in enumerate(rules, 1)]
 
 
-def unfit_verdict(call: JudgedCall) -> Verdict | None:
+def unfit_verdict(call: ToolCallFacts) -> Verdict | None:
     """Return a refusal if the arguments are too large, too deep or otherwise impossible to check."""
     reason = unfit(dict(call.arguments))
     return refusal(f"the arguments cannot be checked: {reason}", "arguments", OTHER_ARGUMENTS) if reason else None
@@ -243,7 +231,7 @@ def refusal(reason: str, rule: str, then: str = "") -> Verdict:
     return Verdict("deny", f"{message}. {then}" if then else message, rule)
 
 
-def _is_match(pattern: str, call: JudgedCall) -> bool:
+def _is_match(pattern: str, call: ToolCallFacts) -> bool:
     if pattern == "*":
         return True
     # Match server and tool separately, so that a * does not reach over the dot. Names may contain dots too, so try
@@ -292,22 +280,17 @@ class Guard:
 
     # Tool calls
 
-    async def judge(
-        self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
-    ) -> Verdict:
+    async def judge(self, call: ToolCallFacts) -> Verdict:
         """Return whether a call may go out. A call that may counts towards the limits: judge each call once."""
         async with self._judging:
-            return await self._judge(server, tool, arguments, read_only=read_only, destructive=destructive)
+            return await self._judge(call)
 
-    async def _judge(
-        self, server: str, tool: str, arguments: Mapping[str, Any], *, read_only: bool, destructive: bool
-    ) -> Verdict:
-        key = _key(server, tool)
-        call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(key))
+    async def _judge(self, call: ToolCallFacts) -> Verdict:
+        key = _key(call)
         rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if rules and (verdict := unfit_verdict(call)) is not None:
             return verdict
-        values = call.values() if rules else {}
+        values = call_values(call, self._memory.count(key)) if rules else {}
         rules = [rule for rule in rules if await rule.holds(call, values)]
         verdict = self._decision(call, rules)
         if verdict.decision == "deny":
@@ -322,28 +305,18 @@ class Guard:
         self._count(key, rules)
         return verdict
 
-    async def allows(
-        self,
-        server: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        *,
-        read_only: bool,
-        destructive: bool,
-        is_approved: bool,
-    ) -> bool:
+    async def allows(self, call: ToolCallFacts, *, is_approved: bool) -> bool:
         """Return whether a judged call may go out with these arguments instead, without counting it again.
 
-        The session's code passed privacy tokens; `arguments` has the values behind them. The answer gives no reason,
+        The session's code passed privacy tokens; the arguments have the values behind them. The answer gives no reason,
         because a reason could tell the code something about the values.
         """
-        call = JudgedCall(server, tool, arguments, read_only, destructive, self._memory.count(_key(server, tool)) - 1)
         rules = [rule for rule in self._compiled.tools if rule.matches(call)]
         if not rules:
             return True
         if unfit_verdict(call) is not None:
             return False
-        values = call.values()
+        values = call_values(call, self._memory.count(_key(call)) - 1)
         rules = [rule for rule in rules if await rule.holds(call, values)]
         decision = self._decision(call, rules).decision
         is_decided = decision == "allow" or (decision == "ask" and is_approved)
@@ -354,7 +327,7 @@ class Guard:
                 return False
         return True
 
-    def record_decision(self, server: str, tool: str, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "") -> None:
         """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval.
 
         `by` is the person who answered outside the client, if one did.
@@ -362,7 +335,9 @@ class Guard:
         if outcome == "approved" and self.asks_once(verdict):
             self._memory.approve(verdict.rule)
         person = {"by": by} if by else {}
-        self._note(server=server, tool=tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome, **person)
+        self._note(
+            server=call.server, tool=call.tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome, **person
+        )
 
     def asks_once(self, verdict: Verdict) -> bool:
         """Return whether a yes to the rule of a verdict holds for the rest of the session."""
@@ -372,7 +347,7 @@ class Guard:
         """Return whether the rule of a verdict wants its question answered outside the client."""
         return any(rule.name == verdict.rule and rule.rule.answered_in == "console" for rule in self._compiled.tools)
 
-    def _decision(self, call: JudgedCall, rules: list[CheckedRule]) -> Verdict:
+    def _decision(self, call: ToolCallFacts, rules: list[CheckedRule]) -> Verdict:
         """Return the verdict of the first rule that decides, or else the policy's default for such tools."""
         policy = self._compiled.policy
         for rule in rules:
@@ -391,7 +366,7 @@ class Guard:
         return _decided(rule.rule.decision or "allow", rule.rule.reason or "the rule says so", rule.name)
 
     @staticmethod
-    async def _refused(call: JudgedCall, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
+    async def _refused(call: ToolCallFacts, values: Mapping[str, Any], rule: CheckedRule) -> Verdict | None:
         """Return a refusal if the rule does not let through such calls, or such arguments."""
         why = _why(rule)
         if rule.excludes(call):
@@ -488,5 +463,5 @@ def _why(rule: CheckedRule) -> str:
     return f"{rule.rule.reason}: " if rule.rule.reason else ""
 
 
-def _key(server: str, tool: str) -> str:
-    return f"{server}\n{tool}"
+def _key(call: ToolCallFacts) -> str:
+    return f"{call.server}\n{call.tool}"

@@ -8,7 +8,7 @@ import binascii
 import json
 import logging
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
@@ -57,7 +57,7 @@ def definition(server: str, tool: Tool) -> ToolDefinition | None:
 
 def weight(tool: ToolDefinition) -> int:
     """Return how many characters a tool's description and schemas have."""
-    return len(tool.description) + len(_dumped(tool.input_schema)) + len(_dumped(tool.output_schema))
+    return len(tool.description) + len(json.dumps(tool.input_schema)) + len(json.dumps(tool.output_schema))
 
 
 def instructions(text: str | None) -> str:
@@ -127,13 +127,9 @@ def _text(text: str | None, most: int) -> str:
 
 def _is_small(schema: JsonObject | None) -> bool:
     try:
-        return len(_dumped(schema)) <= _SCHEMA_CHARACTERS
+        return len(json.dumps(schema)) <= _SCHEMA_CHARACTERS
     except (ValueError, RecursionError):
         return False
-
-
-def _dumped(schema: Any) -> str:
-    return json.dumps(schema)
 
 
 # Transport errors, as codes that pass through the SDK like a server's own errors. JSON-RPC leaves -32000 to -32099 to

@@ -7,9 +7,7 @@ checks names and arguments before it uses them.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
-
-from belljar.questions.models import Ask
+from typing import Any, Literal
 
 JsonObject = dict[str, Any]
 
@@ -115,41 +113,6 @@ class ToolAnswer:
 
 OnProgress = Callable[[float, float | None, str], None]
 """Called with the progress, the total if it is known, and the server's message."""
-
-
-class Upstreams(Protocol):
-    """The host's connections to the configured servers: one for each, opened when first needed."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the configured servers."""
-        ...
-
-    def catalogue_nowait(self) -> Catalogue:
-        """Return what is known now, and start connecting to servers that were never tried or are due for a retry."""
-        ...
-
-    async def catalogue(self, within_s: float | None = None) -> Catalogue:
-        """Return what the servers offer once each has answered or failed, or once the time is over."""
-        ...
-
-    async def wait_for(self, server: str) -> None:
-        """Wait for one server that is still connecting, for a bounded time."""
-        ...
-
-    def still_connecting(self, server: str) -> str:
-        """Return how long a server has been connecting and what it waits for; empty if it is not connecting."""
-        ...
-
-    async def call(
-        self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask
-    ) -> ToolAnswer:
-        """Call a tool. Cancelling the task cancels the call upstream. Raises UpstreamFailed."""
-        ...
-
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called whenever a catalogue was read again and differs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

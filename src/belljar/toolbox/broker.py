@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from opentelemetry.context import Context
 
@@ -30,13 +30,16 @@ from belljar.toolbox.base import (
     OnProgress,
     ToolAnswer,
     ToolDefinition,
-    Upstreams,
 )
 from belljar.toolbox.code_generation import parameters
-from belljar.toolbox.guards import AllowAll, BothGuards, CallGuard, NoRedaction, Redactor
 from belljar.toolbox.question_subjects import call_subject
 from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
 from belljar.toolbox.values import Keep, ToolValue, error_text, spill_large, value_of
+
+if TYPE_CHECKING:
+    from belljar.policy.guard import Guard
+    from belljar.privacy.redaction import SessionRedactor
+    from belljar.toolbox.upstreams import UpstreamConnections
 
 # The execution that calls belong to, and the questions that servers ask during its calls.
 
@@ -105,16 +108,15 @@ _ERROR_CHARS = 8_000
 _PROGRESS_CHARS = 200
 # A privacy token is at most this many times shorter than the value it stands for.
 _REDACTED_AHEAD = 32
-# The largest answer that is read on the event loop instead of in a thread; less if it is searched for personal data.
-_MAX_INLINE_CHARS = 262_144
-_MAX_INLINE_REDACTED_CHARS = 16_384
+# The largest answer that is read on the event loop instead of in a thread: it may be searched for personal data.
+_MAX_INLINE_CHARS = 16_384
 
 
 class ToolCatalogue(Protocol):
     """What the brokers of all sessions share: the catalogue, the connections, learned result shapes."""
 
     @property
-    def upstreams(self) -> Upstreams:
+    def upstreams(self) -> "UpstreamConnections":
         """Return the connections that calls go over."""
         ...
 
@@ -144,6 +146,8 @@ class CallFailed(Exception):
 class Broker:
     """Makes the tool calls of one session. It is made with the first kernel; `attach` gives it an owner and guards."""
 
+    _redactor: "SessionRedactor"
+
     def __init__(
         self, session_id: str, catalogue: ToolCatalogue, *, limit_bytes: int, plugins: Plugins | None = None
     ) -> None:
@@ -153,8 +157,8 @@ class Broker:
         """The session's owner; empty while the session is pooled."""
         self._catalogue = catalogue
         self._limit_bytes = limit_bytes
-        self._guard: CallGuard = AllowAll()
-        self._redactor: Redactor = NoRedaction()
+        self._guards: list[Guard] = []
+        """The session's own first, then those of the workflow whose step runs; the strictest verdict counts."""
         self._keep: Keep | None = None
         self._calls: ExecutionCalls | None = None
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
@@ -162,23 +166,21 @@ class Broker:
         self._is_open = asyncio.Event()
         self._is_open.set()
 
-    def attach(
-        self, *, owner: str, guard: CallGuard | None = None, redactor: Redactor | None = None, keep: Keep
-    ) -> None:
+    def attach(self, *, owner: str, guard: "Guard", redactor: "SessionRedactor", keep: Keep) -> None:
         """Give the broker an owner, guards and a way to write files into the session folder; before that calls fail."""
         self.owner = owner
-        self._guard = guard or self._guard
-        self._redactor = redactor or self._redactor
+        self._guards = [guard]
+        self._redactor = redactor
         self._keep = keep
 
     @contextmanager
-    def tightened(self, guard: CallGuard) -> Generator[None]:
+    def tightened(self, guard: "Guard") -> Generator[None]:
         """Have a second guard decide on calls too until the block ends; the stricter decision counts."""
-        before, self._guard = self._guard, BothGuards(self._guard, guard)
+        before, self._guards = self._guards, [*self._guards, guard]
         try:
             yield
         finally:
-            self._guard = before
+            self._guards = before
 
     def reconnect_for(self, code: str) -> None:
         """Start connecting again to servers that were not reached, if the code may use them."""
@@ -312,36 +314,39 @@ class Broker:
 
     async def _judge(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
         """Raise `CallFailed` if the call is not allowed; return whether a person approved it."""
-        claims = tool.annotations
-        own = partial(
-            self._guard.judge,
-            tool.server,
-            tool.name,
-            arguments,
-            read_only=claims.read_only,
-            destructive=claims.destructive,
-        )
-        verdict = await self._plugins.judge_tool_call(self._facts(tool, arguments), own)
+        call = self._facts(tool, arguments)
+        verdict = await self._plugins.judge_tool_call(call, partial(self._judge_by_guards, call))
         outcome, reason, by = "allowed", "", ""
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
-            in_console = self._guard.wants_console(verdict)
+            in_console = any(guard.wants_console(verdict) for guard in self._guards)
             about = call_subject(
                 tool.server,
                 tool.name,
                 arguments,
                 rule=verdict.rule,
                 reason=verdict.reason,
-                holds_for_session=self._guard.asks_once(verdict),
+                holds_for_session=self._guards[0].asks_once(verdict),
             )
             text = f"{approval_text(tool, arguments)}\n{verdict.reason}".strip()
             question = Question(text, is_ours=True, in_console=in_console, about=about)
             outcome, reason, by = await self._ask_approval(calls, question, verdict.reason)
-        self._guard.record_decision(tool.server, tool.name, verdict, outcome, by)
+        self._guards[0].record_decision(call, verdict, outcome, by)
         if reason:
             raise CallFailed("refused", reason)
         return outcome == "approved"
+
+    async def _judge_by_guards(self, call: ToolCallFacts) -> Verdict:
+        """Return the strictest verdict. The session's own guard decides last: what is denied before does not count."""
+        strictest: Verdict | None = None
+        for guard in reversed(self._guards):
+            verdict = await guard.judge(call)
+            if verdict.decision == "deny":
+                return verdict
+            if strictest is None or verdict.decision != "allow":
+                strictest = verdict
+        return strictest or Verdict("allow")
 
     async def _ask_approval(self, calls: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
         """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
@@ -365,7 +370,7 @@ class Broker:
             raise CallFailed("refused", str(error)) from error
         if revealed != arguments and not await self._allows(tool, revealed, is_approved=is_approved):
             # Do not repeat the rule's reason, because it could tell the code something about the values.
-            self._guard.record_decision(tool.server, tool.name, Verdict("deny", rule="tokens"), "denied")
+            self._guards[0].record_decision(self._facts(tool, revealed), Verdict("deny", rule="tokens"), "denied")
             raise CallFailed(
                 "refused",
                 "the policy does not allow it with what the tokens in its arguments stand for. Do without it, or "
@@ -375,17 +380,11 @@ class Broker:
 
     async def _allows(self, tool: ToolDefinition, revealed: JsonObject, *, is_approved: bool) -> bool:
         """Return whether the call may go out with the values behind its tokens."""
-        claims = tool.annotations
-        if not await self._guard.allows(
-            tool.server,
-            tool.name,
-            revealed,
-            read_only=claims.read_only,
-            destructive=claims.destructive,
-            is_approved=is_approved,
-        ):
-            return False
-        verdict = await self._plugins.judge_tool_call(self._facts(tool, revealed, has_values=True))
+        call = self._facts(tool, revealed, has_values=True)
+        for guard in self._guards:
+            if not await guard.allows(call, is_approved=is_approved):
+                return False
+        verdict = await self._plugins.judge_tool_call(call)
         return verdict.decision != "deny" and (verdict.decision != "ask" or is_approved)
 
     async def _send(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
@@ -407,8 +406,7 @@ class Broker:
     async def _read_value(self, answer: ToolAnswer, tool: ToolDefinition) -> ToolValue:
         """Return the value of an answer; large ones in a thread, because searching a million characters takes 1 s."""
         size = sum(len(block.text) for block in answer.blocks)
-        limit = _MAX_INLINE_CHARS if isinstance(self._redactor, NoRedaction) else _MAX_INLINE_REDACTED_CHARS
-        if size <= limit and (answer.blocks or answer.structured is None):
+        if size <= _MAX_INLINE_CHARS and (answer.blocks or answer.structured is None):
             return value_of(answer, tool.output_schema, self._redactor.redact)
         return await asyncio.to_thread(value_of, answer, tool.output_schema, self._redactor.redact)
 

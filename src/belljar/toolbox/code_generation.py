@@ -32,18 +32,18 @@ def generate(catalogue: Catalogue, shape_of: ShapeOf) -> dict[str, str]:
     names = names_of(catalogue)
     files = {"servers/__init__.py": _root(catalogue, names)}
     for server in catalogue.servers.values():
-        package = f"servers/{names.package(server.server)}"
+        package = f"servers/{names.packages[server.server]}"
         files[f"{package}/__init__.py"] = _package(server, names)
         for tool in server.tools:
             shape = None if tool.output_schema else shape_of(server.server, tool.name)
-            function = names.function(server.server, tool.name)
-            files[f"{package}/{names.module(server.server, tool.name)}.py"] = source(tool, shape, function)
+            function = names.functions[server.server, tool.name]
+            files[f"{package}/{names.modules[server.server, tool.name]}.py"] = source(tool, shape, function)
     return files
 
 
 def _root(catalogue: Catalogue, names: PythonNames) -> str:
     lines = ["Tools of other servers as functions: `from servers.SERVER import TOOL`, then `TOOL(…)`."]
-    listed = [_server_line(server, names.package(server.server)) for server in catalogue.servers.values()]
+    listed = [_server_line(server, names.packages[server.server]) for server in catalogue.servers.values()]
     # Importing `toolbox` installs the finder that explains imports of servers and tools that are not there.
     about = docstring("\n".join([*lines, *(["", *listed] if listed else [])]), "")
     return f"{about}\n# pyright: reportUnusedImport=false\n\nfrom toolbox import ToolMissing\n"
@@ -70,11 +70,11 @@ def _package(server: ServerCatalogue, names: PythonNames) -> str:
     lines = [docstring(f"{title}: {about}" if about else title, "")]
     if server.error:
         lines += ["", f"UNREACHABLE = {_why(server)!r}"]
-    tools = sorted(server.tools, key=lambda tool: names.function(server.server, tool.name))
+    tools = sorted(server.tools, key=lambda tool: names.functions[server.server, tool.name])
     if tools:
         lines += ["# pyright: reportUnusedImport=false", ""]
     for tool in tools:
-        function, module = (one(server.server, tool.name) for one in (names.function, names.module))
+        function, module = (one[server.server, tool.name] for one in (names.functions, names.modules))
         about = first_sentence(tool.description or tool.title, _LINE_CHARS)
         lines.append(f"from .{module} import {function}{f'  # {about}' if about else ''}")
     return "\n".join(lines) + "\n"
@@ -266,12 +266,12 @@ def show(tools: Sequence[ToolDefinition], detail: Detail, names: PythonNames, sh
 
 def import_line(tool: ToolDefinition, names: PythonNames) -> str:
     """Return the line that imports a tool as a function."""
-    return f"from servers.{names.package(tool.server)} import {names.function(tool.server, tool.name)}"
+    return f"from servers.{names.packages[tool.server]} import {names.functions[tool.server, tool.name]}"
 
 
 def as_fields(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> JsonObject:
     """Return a tool as JSON with as much as the text says, because some clients show a model only this."""
-    function, shape = names.function(tool.server, tool.name), shape_of(tool.server, tool.name)
+    function, shape = names.functions[tool.server, tool.name], shape_of(tool.server, tool.name)
     fields: JsonObject = {"server": tool.server, "tool": tool.name, "import": import_line(tool, names)}
     if detail == "source":
         return {**fields, "source": source(tool, shape, function)}
@@ -281,12 +281,12 @@ def as_fields(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of
 
 
 def _shown(tool: ToolDefinition, detail: Detail, names: PythonNames, shape_of: ShapeOf) -> str:
-    function = names.function(tool.server, tool.name)
+    function = names.functions[tool.server, tool.name]
     shape = shape_of(tool.server, tool.name)
     if detail == "source":
         return f"# {import_line(tool, names)}\n{source(tool, shape, function)}"
     about = first_sentence(tool.description or tool.title, _LISTED_CHARS)
-    package = names.package(tool.server)
+    package = names.packages[tool.server]
     if detail == "names":
         return f"servers.{package}.{function}{f': {about}' if about else ''}"
     return f"servers.{package}.{signature(tool, shape, function)}{f'  # {about}' if about else ''}"

@@ -25,20 +25,10 @@ class PythonNames:
     """The Python names of the servers and tools of one catalogue."""
 
     packages: Mapping[str, str]
+    """Of each server's package, below `servers`."""
     functions: Mapping[tuple[str, str], str]
     modules: Mapping[tuple[str, str], str]
-
-    def package(self, server: str) -> str:
-        """Return the name of a server's package, below `servers`."""
-        return self.packages[server]
-
-    def function(self, server: str, tool: str) -> str:
-        """Return the name of a tool's function."""
-        return self.functions[server, tool]
-
-    def module(self, server: str, tool: str) -> str:
-        """Return the name of a tool's module, unique without regard to case, which some disks ignore."""
-        return self.modules[server, tool]
+    """Unique without regard to case, which some disks ignore."""
 
 
 def names_of(catalogue: Catalogue) -> PythonNames:

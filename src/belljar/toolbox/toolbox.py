@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.egress.session_sockets import SessionSocket
 from belljar.files.private import make_folder
 from belljar.inside import FOLDER
 from belljar.plugins import Plugins
 from belljar.settings import Settings
-from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition, Upstreams
+from belljar.toolbox.base import LATER, Catalogue, JsonObject, ToolDefinition
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.code_generation import Detail, as_fields, generate, show
 from belljar.toolbox.fair_share import FairShares
@@ -28,6 +28,9 @@ from belljar.toolbox.search import ToolIndex
 from belljar.toolbox.server_config import load_servers
 from belljar.toolbox.session_server import SearchMessage, ToolServer, open_tool_server
 from belljar.toolbox.tree import Tree, TreeDirectory
+
+if TYPE_CHECKING:
+    from belljar.toolbox.upstreams import UpstreamConnections
 
 INSIDE = FOLDER / "toolbox"
 """The folder of the `toolbox` package that sessions import; it is on their path."""
@@ -48,7 +51,7 @@ class Toolbox:
 
     def __init__(
         self,
-        upstreams: Upstreams,
+        upstreams: "UpstreamConnections",
         shapes: OwnedShapes,
         tree: Tree,
         *,
@@ -134,7 +137,7 @@ class Toolbox:
         # Name the servers that are missing, because one of them may have a tool that was not found.
         for state, is_connecting, heading in (("connecting", True, "still connecting"), ("unreachable", False, _AWAY)):
             servers = [each for each in known.servers.values() if each.error and each.is_connecting == is_connecting]
-            if listed := [names.package(each.server) for each in servers]:
+            if listed := [names.packages[each.server] for each in servers]:
                 text = f"{text}\n# {heading}: {', '.join(listed)}"
                 fields[state] = listed
         return text, fields

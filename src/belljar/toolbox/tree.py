@@ -31,11 +31,6 @@ class Tree:
         self._versions: list[str] = _earlier_versions(folder)
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether there is no version yet, not even one that an earlier server left."""
-        return not self._versions
-
-    @property
     def importable(self) -> Path:
         """Return the folder that goes on Python's path."""
         return self.folder / LINK

@@ -119,7 +119,7 @@ async def open_upstreams(
 
 
 class UpstreamConnections:
-    """The connections to all configured servers. Implements `Upstreams` of `base.py`."""
+    """The connections to all configured servers: one for each, opened when first needed."""
 
     def __init__(self, servers: Mapping[str, ServerConfig], limits: UpstreamLimits, versions: ProtocolVersions) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -158,13 +158,6 @@ class UpstreamConnections:
         """Return how long a server has been connecting and what it waits for; empty if it is not connecting."""
         upstream = self._upstreams.get(server)
         return upstream.still_connecting if upstream else ""
-
-    async def refresh(self) -> Catalogue:
-        """Ask all servers again what they offer, and return that."""
-        async with anyio.create_task_group() as tasks:
-            for upstream in self._upstreams.values():
-                tasks.start_soon(upstream.refresh)
-        return self._catalogue()
 
     async def call(
         self, server: str, tool: str, arguments: JsonObject, *, on_progress: OnProgress, ask: Ask

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
@@ -43,23 +43,14 @@ Keep = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class ValuePart:
-    """A medium, or a piece of JSON beside media, as it is sent to the session."""
-
-    kind: str
-    fields: JsonObject = field(default_factory=dict[str, Any])
-
-    def as_json(self) -> JsonObject:
-        """Return the part as JSON for the session."""
-        return {"kind": self.kind, **self.fields}
-
-
-@dataclass(frozen=True, slots=True)
 class ToolValue:
-    """What a call returns. With media, `parts` has everything in order, and `value` is the declared result, if any."""
+    """What a call returns. With media, `parts` has everything in order, and `value` is the declared result, if any.
+
+    A part is a medium, or a piece of JSON beside media, as it is sent to the session.
+    """
 
     value: Any = None
-    parts: tuple[ValuePart, ...] = ()
+    parts: tuple[JsonObject, ...] = ()
 
     @property
     def learnable(self) -> bool:
@@ -117,9 +108,9 @@ def _unwrapped(structured: Any, output_schema: JsonObject | None) -> Any:
     return fields[_WRAPPER] if is_wrapped and [*fields] == [_WRAPPER] else structured
 
 
-def _part(block: Block, hide: Callable[[Any], Any]) -> ValuePart:
+def _part(block: Block, hide: Callable[[Any], Any]) -> JsonObject:
     if block.kind == "text":
-        return ValuePart("json", {"value": hide(parsed(block.text))})
+        return {"kind": "json", "value": hide(parsed(block.text))}
     fields: JsonObject = {
         "mime": _media_type(block.mime, hide),
         "uri": hide(one_line(block.uri, _URI_CHARS)),
@@ -129,7 +120,7 @@ def _part(block: Block, hide: Callable[[Any], Any]) -> ValuePart:
         fields["text"] = hide(block.text)
     elif block.data:
         fields["data"] = base64.b64encode(_hidden_bytes(block, hide)).decode()
-    return ValuePart(block.kind, {name: value for name, value in fields.items() if value})
+    return {"kind": block.kind, **{name: value for name, value in fields.items() if value}}
 
 
 def _media_type(given: str, hide: Callable[[Any], Any]) -> str:
@@ -164,7 +155,7 @@ async def spill_large(
     """Return the outcome for the session, no larger than the limit except for the handles of files."""
     outcome: JsonObject = {"outcome": "value", "value": value.value}
     if value.parts:
-        outcome |= {"parts": [part.as_json() for part in value.parts], "has_value": value.value is not None}
+        outcome |= {"parts": [*value.parts], "has_value": value.value is not None}
     if not is_larger(outcome, limit_bytes):
         return outcome
     spill = _Spill(keep, folder, tool)

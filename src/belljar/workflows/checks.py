@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from belljar.errors import WorkflowInvalid
+from belljar.facts import ToolCallFacts
 from belljar.inside.expressions import plain_value
 from belljar.policy.cell_syntax import Unreadable, is_quick, read_cell
 from belljar.policy.code_inspection import Inspection
@@ -252,9 +253,8 @@ class Checker:
         if has_expression_safely(dict(arguments)):
             return  # rules may be about values that are not known yet
         hints = tool.annotations
-        verdict = await self.guard.judge(
-            tool.server, tool.name, arguments, read_only=hints.read_only, destructive=hints.destructive
-        )
+        call = ToolCallFacts("", "", tool.server, tool.name, arguments, hints.read_only, hints.destructive)
+        verdict = await self.guard.judge(call)
         if verdict.decision == "deny":
             self._add(definition, place, f"step {step.name}: the policy does not allow it: {verdict.reason}")
 

@@ -196,13 +196,13 @@ class StepRunner:
         except BadArguments as error:
             raise TemplateFailed(f"{config.server}.{config.tool}: {error}") from None
         names = names_of(catalogue)
-        function = names.function(config.server, config.tool)
+        function = names.functions[config.server, config.tool]
         given = (
             ", ".join(f"{name}={value!r}" for name, value in arguments.items())
             if all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments)
             else f"**{arguments!r}"
         )
-        code = f"from servers.{names.package(config.server)} import {function}\n{function}({given})"
+        code = f"from servers.{names.packages[config.server]} import {function}\n{function}({given})"
         return code, approval_text(tool, checked)
 
     # One execution
