@@ -354,7 +354,8 @@ async def test_a_session_is_renamed_by_a_form_and_open_pages_show_it(place: Plac
     ):
         assert f'action="{page}/rename"' in (await browser.get(page)).text
         answer = await browser.post(f"{page}/rename", data={"reason": name})
-        assert (answer.status_code, answer.headers["location"]) == (303, page)
+        assert (answer.status_code, answer.headers["location"]) == (303, f"{page}?done=renamed")
+        assert 'role="status">Renamed.' in (await browser.get(answer.headers["location"])).text
         for happened, place_of_name in ((of_session, f'data-name="{shown}"'), (of_list, f">{shown}</a>")):
             async for event in happened:
                 if place_of_name in event["data"].get("html", ""):
@@ -440,7 +441,7 @@ open('data/fake.png', 'wb').write(b'<svg onload=alert(1)>')
         assert (await browser.get(f"{console}/view", params={"name": "../../secret"})).status_code == 400
         form = {"folder": "data"}
         sent = await browser.post(f"{console}/upload", data=form, files={"file": ("new.txt", b"up")})
-        assert sent.headers["location"].endswith("/files?path=data")
+        assert sent.headers["location"].endswith("/files?done=uploaded&path=data")
         assert (await browser.get(f"/api/v1/sessions/{session_id}/files/data/new.txt")).content == b"up"
 
 

@@ -292,7 +292,7 @@ async def test_forged_places_are_refused_or_start_anew(place: Place, place_name:
                             if line.startswith("event: "):
                                 break
         async with events(browser, f"/console/stream?page=session:{ran.session_id}&after={other.execution_id}:1") as on:
-            assert (await anext(on))["data"]["do"] == "reload"
+            assert [(await anext(on))["data"]["do"] for _ in range(2)] == ["rewindable", "reload"]
         await is_well(place, browser)
 
 

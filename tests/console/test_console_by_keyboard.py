@@ -188,7 +188,7 @@ async def test_the_whole_story_by_keyboard_alone(place: Place, chromium: Browser
     await expect(page.locator(".cell").nth(1).locator(".status-interrupted")).to_be_visible(timeout=30_000)
     # Back to before the second cell
     await page.reload()
-    await tab_to(page, ".cell:nth-of-type(2) summary")
+    await tab_to(page, ".cell:nth-of-type(2) .cell-acts button")
     await keyboard.press("Enter")
     await tab_to(page, ".cell:nth-of-type(2) .cell-acts form[action$='/rewind'] button")
     await keyboard.press("Enter")
@@ -237,11 +237,11 @@ async def test_the_whole_story_by_keyboard_alone(place: Place, chromium: Browser
     await keyboard.press("Escape")
     await expect(page.locator("#keys")).to_be_hidden()
     # The end
-    await tab_to(page, ".acts details:has(form[action$='/end']) summary")
+    await tab_to(page, "[popovertarget=more-panel]")
     await keyboard.press("Enter")
-    await tab_to(page, ".acts form[action$='/end'] button")
+    await tab_to(page, "#more-panel form[action$='/end'] button")
     await keyboard.press("Enter")
-    await page.wait_for_url("**/console")
+    await page.wait_for_url("**/console*")
     await expect(page.locator(f"#session-{session}")).to_have_count(0)
     await tab_to(page, ".who button[type=submit]")
     await keyboard.press("Enter")

@@ -168,11 +168,32 @@ async def test_a_session_opens_at_its_end_and_stays_there_until_somebody_scrolls
     await page.wait_for_function(END)
 
 
+async def test_a_rewind_says_what_it_undoes_and_a_cells_code_is_edited_and_run_again(place: Place, page: Page) -> None:
+    session_id = await place.agent.new_session()
+    for code in ("x = 1", "x += 1", "x += 10"):
+        await place.agent.execute(code, session_id)
+    await page.goto(f"{place.url}/console/sessions/{session_id}")
+    await page.locator("[popovertarget=rewind-panel]").click()
+    choices = page.locator("#rewind-panel .choice")
+    await expect(choices).to_have_count(2)
+    await expect(choices.nth(0)).to_contain_text("Before [3] x += 10Undoes [3], the last cell.")
+    await expect(choices.nth(1)).to_contain_text("Undoes [2] and the cell after it.")
+    await choices.nth(1).click()
+    await expect(page.locator(".done")).to_contain_text("Rewound.")
+    await expect(page.locator(".cell.undone")).to_have_count(2)
+    assert "done" not in page.url
+    await page.locator(".cell").nth(1).get_by_role("button", name="Edit and run again").click()
+    await expect(page.locator("#code")).to_have_value("x += 1")
+    await page.locator("#code").fill("x += 5; x")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator(".cell").last.locator(".outputs")).to_contain_text("6")
+
+
 async def test_files_are_uploaded_looked_at_and_deleted(place: Place, page: Page) -> None:
     ran = await place.agent.execute("import os; os.makedirs('data')")
     await page.goto(f"{place.url}/console/sessions/{ran.session_id}/files?path=data")
     file = {"name": "n.txt", "mimeType": "text/plain", "buffer": b"<i>seen</i>"}
-    await page.get_by_label("File").set_input_files(file)  # pyright: ignore[reportArgumentType]
+    await page.get_by_label("File", exact=True).set_input_files(file)  # pyright: ignore[reportArgumentType]
     await page.get_by_role("button", name="Upload into data").click()
     await page.get_by_role("link", name="n.txt").click()
     await expect(page.locator("pre.whole")).to_have_text("<i>seen</i>")
@@ -200,9 +221,9 @@ async def test_the_timeline_rewinds_and_shows_forks(place: Place, page: Page) ->
 async def test_a_new_name_is_in_the_heading_and_the_title_of_a_page_that_is_open(place: Place, page: Page) -> None:
     session_id = await place.agent.new_session()
     await page.goto(f"{place.url}/console/sessions/{session_id}")
-    await page.locator(".acts summary", has_text="Rename").click()
+    await page.get_by_role("button", name="More…").click()
     await page.get_by_label("Name", exact=True).fill("Sales of Oslo")
-    await page.get_by_role("button", name="Rename").click()
+    await page.get_by_role("button", name="Rename", exact=True).click()
     await expect(page.locator("h1")).to_have_text("Sales of Oslo")
     renamed = "<i>$& Bergen</i>"
     await place.agent.fields("rename_session", session_id=session_id, reason=renamed)

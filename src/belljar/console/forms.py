@@ -27,6 +27,16 @@ PREFIX: Final = "value-"
 _MAX_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
 _FORM_BYTES: Final = 64 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
+DONE: Final = {
+    "interrupted": "Stopped. Its variables are kept.",
+    "forked": "This is the fork. The session that it was made from goes on unchanged; ending this one undoes the fork.",
+    "rewound": "Rewound. What was undone is folded below: its code can be run again from there.",
+    "renamed": "Renamed.",
+    "uploaded": "Uploaded.",
+    "deleted": "The file is deleted.",
+    "ended": "The session has ended, and all of it is deleted.",
+}
+"""What a page says first that is shown after an act, and how to undo it where one can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +162,7 @@ class SessionActions:
                 folder = fields.get("folder")
                 path = f"{folder.strip('/')}/{name}" if folder else name
                 await self._engine.write_file(access, session_id, path, await file.read())
-                return _back(session_id) if folder is None else _to_files(session_id, folder)
+                return _back(session_id, "uploaded") if folder is None else _to_files(session_id, folder, "uploaded")
         return await self._act(access, session_id, act, fields)
 
     async def create(self, request: Request) -> Response:
@@ -186,32 +196,36 @@ class SessionActions:
             case "run":
                 # Forms end lines as HTTP does; Python would take no notice, but the code is shown again.
                 queued = await engine.submit(access, session_id, fields.get("code", "").replace("\r\n", "\n"))
-                return _back(session_id, f"#cell-{queued.execution_id}")
+                return _back(session_id, place=f"#cell-{queued.execution_id}")
             case "interrupt":
-                await engine.interrupt(access, session_id)
+                stopped = await engine.interrupt(access, session_id)
+                return _back(session_id, "interrupted" if stopped else "")
             case "fork":
                 forked = await engine.fork(access, session_id, fields.get("at", ""))
-                return _back(forked.session_id)
+                return _back(forked.session_id, "forked")
             case "rewind":
                 await engine.rewind(access, session_id, fields.get("to", ""))
+                return _back(session_id, "rewound")
             case "rename":
                 await engine.rename(access, session_id, fields.get("reason", ""))
+                return _back(session_id, "renamed")
             case "end":
                 await engine.end(access, session_id)
-                return RedirectResponse("/console", status_code=303)
+                return RedirectResponse("/console?done=ended", status_code=303)
             case "delete":
                 await engine.delete_file(access, session_id, fields.get("name", ""))
-                return _to_files(session_id, fields.get("name", "").rpartition("/")[0])
+                return _to_files(session_id, fields.get("name", "").rpartition("/")[0], "deleted")
             case "upload":
                 raise InvalidArgument("no file was chosen", hint="Choose a file first")
             case _:
                 raise InvalidArgument(f"there is no act {act[:64]!r}")
-        return _back(session_id)
 
 
-def _to_files(session_id: str, folder: str) -> Response:
-    return _back(session_id, f"/files?path={quote(folder.strip('/'), safe='/')}" if folder else "/files")
+def _to_files(session_id: str, folder: str, done: str) -> Response:
+    path = f"&path={quote(folder.strip('/'), safe='/')}" if folder else ""
+    return _back(session_id, place=f"/files?done={done}{path}")
 
 
-def _back(session_id: str, place: str = "") -> Response:
-    return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}{place}", status_code=303)
+def _back(session_id: str, done: str = "", *, place: str = "") -> Response:
+    query = f"?done={done}" if done else ""
+    return RedirectResponse(f"/console/sessions/{quote(session_id, safe='')}{query}{place}", status_code=303)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, stored_pages
+from belljar.console.forms import DONE
 from belljar.console.frames import picture_response
 from belljar.console.templating import render
 from belljar.console.views import CellView, QuestionView, waterfall
@@ -19,7 +20,6 @@ from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, FileMissing, QuestionNotFound
 from belljar.models import OutputEvent
-from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.forms import picture_named
 from belljar.outputs.terminal_text import as_plain
 from belljar.questions.models import InboxQuestion
@@ -130,7 +130,6 @@ class Pages:
             older=older,
             after=_place(views),
             allows_scripts=self._allows_scripts,
-            export_formats=EXPORT_FORMATS,
         )
 
     def session_header(self, access: Access, entry: SessionEntry) -> str:
@@ -208,9 +207,10 @@ class Pages:
         """Return a page with what all pages have."""
         access: Access = request.state.access
         waiting = len(await self._engine.questions(access))
-        everything = {"access": access, "path": request.url.path, "waiting": waiting, **values}
+        done = DONE.get(request.query_params.get("done", ""), "")
+        common = {"access": access, "path": request.url.path, "waiting": waiting, "done": done}
         # In a thread, because the output of fifty cells may take seconds to colour.
-        return HTMLResponse(await asyncio.to_thread(render, template, **everything))
+        return HTMLResponse(await asyncio.to_thread(render, template, **common, **values))
 
     # One execution, decisions, health
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.html import CODE, TOKENS
 from belljar.outputs.terminal_text import printable
 
@@ -86,7 +87,7 @@ def _environment() -> Any:
         auto_reload=False,
     )
     environment.globals["static"] = static_url
-    environment.globals |= {"ago": ago, "until": until, "spark": spark_points}
+    environment.globals |= {"ago": ago, "until": until, "spark": spark_points, "export_formats": EXPORT_FORMATS}
     environment.filters["bytes"] = size_text
     environment.filters["duration"] = duration_text
     environment.filters["short"] = short

@@ -1,5 +1,4 @@
 // What waits for a person. New questions are announced at once; a form that somebody fills in is left alone.
-import { startClock } from "./clock.js";
 import { append } from "./patch.js";
 import { openStream, showWaiting } from "./stream.js";
 
@@ -23,5 +22,4 @@ function apply(change) {
   if (empty) empty.hidden = Boolean(document.querySelector(".question"));
 }
 
-startClock();
 openStream(document.body.dataset.stream ?? "", "", apply);

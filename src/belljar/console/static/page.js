@@ -1,8 +1,12 @@
-// What every page has: keys, the number of questions that wait, and notifications about them.
+// What every page has: keys, clocks, the number of questions that wait, notifications about them, the tools of cells.
+import { startClock } from "./clock.js";
+import { startHead } from "./head.js";
 import { startKeys } from "./keys.js";
 import { startNotifications } from "./notify.js";
 import { openStream } from "./stream.js";
 
+startClock();
+startHead();
 startKeys();
 startNotifications();
 // Pages with a stream of their own hear of questions through it.

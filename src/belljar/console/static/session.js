@@ -1,6 +1,5 @@
 // One session as a notebook that grows while its cells run.
 import { loadBlocks } from "./blocks.js";
-import { startClock } from "./clock.js";
 import { startComposing } from "./compose.js";
 import { listenToFrames, sizeFrames } from "./frames.js";
 import { addText, append, parsed, replace } from "./patch.js";
@@ -169,8 +168,8 @@ function offerWayBack(parts) {
     if (!((acts.closest(".cell")?.id ?? "").slice(5) in parts)) acts.remove();
   }
   for (const [id, html] of Object.entries(parts)) {
-    const head = document.getElementById(`head-${id}`);
-    if (head && !head.closest(".undone") && !head.querySelector(".cell-acts")) head.append(...parsed(html));
+    const tools = document.querySelector(`#head-${id} .cell-tools`);
+    if (tools && !tools.closest(".undone") && !tools.querySelector(".cell-acts")) tools.append(...parsed(html));
   }
 }
 
@@ -207,7 +206,6 @@ addUnfoldButtons();
 sizeFrames(document);
 listenToFrames();
 loadBlocks(cells);
-startClock();
 startComposing();
 pauseButton.hidden = !document.querySelector("#session-state .state-running");
 if (isFollowing) scrollToEnd();

@@ -1,5 +1,4 @@
 // The list of sessions, kept current.
-import { startClock } from "./clock.js";
 import { parsed } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -32,5 +31,4 @@ function apply(change) {
   if (title) title.hidden = !others?.childElementCount;
 }
 
-startClock();
 openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", apply);
