@@ -1,3 +1,4 @@
+import asyncio
 import io
 import logging
 import os
@@ -21,14 +22,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from belljar import logs
 from belljar.environments import Environment
 from belljar.surfaces import connections
-from belljar.surfaces.connections import connection_limit
+from belljar.surfaces.connections import ConnectionLimiter, connection_limit
 from belljar.surfaces.http import serve_http
 from belljar.surfaces.operations import health
 from serving_process import COLD, http_server, serve_over_http
+from waiting import until
 
 HALF_OPEN = 400
 DESCRIPTORS = 320
@@ -293,3 +297,31 @@ def test_a_request_that_came_while_the_server_was_paused_is_answered_on_the_conn
                 assert b"200 OK" in connection.recv(65_536)
         finally:
             server.kill()
+
+
+async def test_a_server_that_nobody_is_connected_to_looks_for_no_overdue_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise every idle server takes processor time once a second, for as long as it runs."""
+    monkeypatch.setattr(connections, "_WATCH_S", 0.02)
+    loop = asyncio.get_running_loop()
+    limiter = ConnectionLimiter(4)
+    config = Config(Starlette(routes=[Route("/health", health)]), log_config=None, lifespan="off")
+    config.load()
+    state = ServerState()
+    looking = loop.create_task(limiter.close_overdue())
+
+    def ticks() -> bool:
+        soon = loop.time() + 1
+        return any(timer.when() < soon and not timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]
+
+    await anyio.lowlevel.checkpoint()
+    assert not ticks()
+    async with await loop.create_server(lambda: limiter.protocol(config, state, {}), "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(ASKING)
+        assert b"200" in await reader.readline()
+        assert ticks()
+        writer.close()
+        await until(lambda: not ticks())
+    looking.cancel()

@@ -72,6 +72,8 @@ class ConnectionLimiter:
         self._reserved = reserve
         self._unread_s = unread_s
         self._open: set[BoundedProtocol] = set()
+        self._has_any = asyncio.Event()
+        """Whether a connection is open."""
         self._unfinished: dict[str, dict[BoundedProtocol, None]] = {}
         """Connections that have not sent a whole request, by peer, the oldest first."""
         self._has_warned = False
@@ -94,6 +96,7 @@ class ConnectionLimiter:
             self._close_oldest()
         count = len(self._open)
         self._open.add(connection)
+        self._has_any.set()
         if count < self.most and self._has_reserve():
             return "served"
         return "health-only" if count < self.most + _SPARE else "refused"
@@ -155,6 +158,8 @@ class ConnectionLimiter:
     def forget(self, connection: "BoundedProtocol") -> None:
         """Stop counting a connection that is closed or is about to be; may be called twice."""
         self._open.discard(connection)
+        if not self._open:
+            self._has_any.clear()
         self._has_warned = self._has_warned and len(self._open) > self.most // 2
         waiting = self._unfinished.get(connection.peer, {})
         waiting.pop(connection, None)
@@ -179,9 +184,13 @@ class ConnectionLimiter:
                 os.close(self._reserve.pop())
 
     async def close_overdue(self) -> None:
-        """Close connections that have been in their phase for too long, once a second, until cancelled."""
+        """Close connections that have been in their phase for too long, until cancelled.
+
+        It looks once a second while there are connections, and takes no time of an idle server's processor.
+        """
         loop = asyncio.get_running_loop()
         while True:
+            await self._has_any.wait()
             slept_from = loop.time()
             await asyncio.sleep(_WATCH_S)
             now = loop.time()
