@@ -33,8 +33,7 @@ from belljar.provisioning.host_folders import open_host_folders
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes import OwnProviders, open_provider
-from belljar.sandboxes.base import HostPathProvider, Provider
-from belljar.sandboxes.handover import HandoverProvider
+from belljar.sandboxes.base import HandoverProvider, HostPathProvider, Provider
 from belljar.sandboxes.limits.host_memory import memory_shortage
 from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions

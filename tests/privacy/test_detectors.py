@@ -4,8 +4,7 @@ import pytest
 from personal_data import IDS
 
 from belljar.privacy.detectors import Detector, Span, disjoint
-from belljar.privacy.national_ids import COMMON, NAMES
-from belljar.privacy.rules import PrivacyRules
+from belljar.privacy.rules import COMMON_IDS, ID_NAMES, PrivacyRules
 
 EVERYTHING = ("email", "phone", "card", "iban", "national_id")
 
@@ -84,7 +83,7 @@ def test_common_national_ids_are_found(number: str) -> None:
 def test_ids_that_are_named_are_looked_for_and_others_are_not() -> None:
     assert found("111222333", "nl.bsn") == [("id", "111222333")]
     assert found("111222333") == []
-    assert set(COMMON) < set(NAMES)
+    assert set(COMMON_IDS) < set(ID_NAMES)
 
 
 def test_of_what_overlaps_nothing_stays_in_the_open() -> None:

@@ -19,8 +19,7 @@ from belljar.kernels.ipython import IPythonKernel
 from belljar.provisioning.handover import Handover, RestoredKernel
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
-from belljar.sandboxes.base import Identity
-from belljar.sandboxes.handover import HandoverProvider
+from belljar.sandboxes.base import HandoverProvider, Identity
 from belljar.sessions.folders import SessionFolders
 from belljar.supervisor import client, open_supervisor
 from belljar.supervisor.deposit_format import FORM, written

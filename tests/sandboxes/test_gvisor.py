@@ -15,7 +15,7 @@ from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_until
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes import open_provider
 from belljar.sandboxes.base import Interruptible, Limits, Provider, SandboxSpec
-from belljar.sandboxes.gvisor.provider import GVisorProvider, find_runsc
+from belljar.sandboxes.gvisor import GVisorProvider, find_runsc
 from belljar.sandboxes.limits.systemd_scope import find_control_groups
 from belljar.sandboxes.process import open_descendant
 from belljar.settings import Settings

@@ -14,7 +14,7 @@ from belljar.sandboxes.base import Identity, Limits, SandboxSpec
 from belljar.sandboxes.container.engines import ContainerEngine
 from belljar.sandboxes.container.process import limiting
 from belljar.sandboxes.container.run_arguments import RunArguments
-from belljar.sandboxes.gvisor.provider import OciConfig, configuration
+from belljar.sandboxes.gvisor import OciConfig, configuration
 from belljar.sandboxes.limits.cgroup_discovery import ControlGroups
 from belljar.sandboxes.limits.cgroups import GroupV1, GroupV2
 from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer

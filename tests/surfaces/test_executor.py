@@ -21,7 +21,7 @@ from belljar.environments import Environment
 from belljar.errors import BelljarError, SettingsError
 from belljar.runtime import Runtime
 from belljar.settings import load_settings
-from belljar.surfaces.executor.choices import Choice, from_variables
+from belljar.surfaces.executor import Choice, from_variables
 from belljar.surfaces.server import build_server
 from live_server import live_server
 from waiting import until

@@ -19,10 +19,9 @@ import typer
 from belljar.cli.serve import serve
 from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.files.private import open_data_directory
-from belljar.sandboxes import providers
+from belljar.sandboxes import ask_checks, providers
 from belljar.sandboxes.base import Provider
 from belljar.sandboxes.data_path import is_in_container
-from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.seccomp import container_profile
 from belljar.settings import Settings, explain, hash_key, load_command_settings
 

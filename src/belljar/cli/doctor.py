@@ -40,10 +40,9 @@ from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.provisioning.starter import KernelStarter
 from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
-from belljar.sandboxes import providers
+from belljar.sandboxes import ask_checks, providers
 from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
-from belljar.sandboxes.installed import ask_checks
 from belljar.sandboxes.limits.cgroup_discovery import ControlGroups
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.limits.host_memory import memory_allowance_mb, memory_shortage

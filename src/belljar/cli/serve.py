@@ -24,7 +24,7 @@ from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import is_in_image
 from belljar.servers import tell_address
 from belljar.settings import Settings, load_with_env_file
-from belljar.surfaces.executor.choices import from_variables
+from belljar.surfaces.executor import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http, told_address
 from belljar.surfaces.server import build_http_app, build_server

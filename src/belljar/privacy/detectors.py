@@ -1,7 +1,7 @@
 """Finders of e-mail addresses, telephone numbers, cards, bank accounts and national ids.
 
 The `Detector` runs those that the rules name. Every finder searches the text as it came, those of numbers with the
-e-mail addresses masked. What national ids look like is in `national_ids.py`.
+e-mail addresses masked. What national ids look like is in `rules.py`.
 """
 
 import re
@@ -11,8 +11,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Protocol, cast
 
-from belljar.privacy.national_ids import SHAPES
-from belljar.privacy.rules import PrivacyRules
+from belljar.privacy.rules import SHAPES, PrivacyRules
 
 # Spans of a text, and how overlapping ones are merged
 

@@ -24,8 +24,7 @@ from belljar.kernels.wire import Wire
 from belljar.provisioning.handover import Handover, RestoredCheckpoint, RestoredKernel, RestoreServices
 from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.session_services import ServicedSandbox
-from belljar.sandboxes.base import Identity, SandboxProcess
-from belljar.sandboxes.handover import SandboxHandover
+from belljar.sandboxes.base import Identity, SandboxHandover, SandboxProcess
 from belljar.supervisor import Deposit, SupervisorClient, unreadable
 from belljar.toolbox.base import CallRecord
 

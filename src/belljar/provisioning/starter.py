@@ -327,7 +327,7 @@ class KernelStarter:
         from belljar.kernels import jupyter
 
         environment = await self._configured_environment()
-        spec = jupyter.find_kernelspec(kernel_name, [environment.python.parent.parent / "share/jupyter/kernels"])
+        spec = jupyter.find_kernelspec(kernel_name, [environment.prefix / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
         packages = await asyncio.to_thread(jupyter.kernel_environment, spec)

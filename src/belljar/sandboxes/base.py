@@ -2,9 +2,8 @@
 
 A provider is made once and makes sandboxes; a sandbox belongs to one session and ends with it. It knows folders, limits
 and processes, and nothing of kernels, cells or MCP. Whoever implements `Provider`, `Sandbox` and `SandboxProcess` has a
-whole provider. `Interruptible`, `ForkableProvider` with `ForkedSandbox`, and `HandoverProvider` (`handover.py`) are for
-those that can do more; the engine asks for them with isinstance. A package can bring a provider:
-docs/guides/sandbox-providers.md.
+whole provider. `Interruptible`, `ForkableProvider` with `ForkedSandbox`, and `HandoverProvider` are for those that can
+do more; the engine asks for them with isinstance. A package can bring a provider: docs/guides/sandbox-providers.md.
 
 Coroutines run on the server's event loop and must not block it; other methods are called there too, so they are quick
 or say otherwise. What fails raises `belljar.errors.SandboxUnavailable` with the fact and, as `hint`, what to do: the
@@ -14,13 +13,18 @@ session's caller reads both. Any other exception counts as a bug in the server.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+
+from belljar.files.names import SANDBOX_ROOT
+
+if TYPE_CHECKING:
+    from belljar.supervisor import SupervisorClient
 
 CONTRACT = 1
 """The version of this contract. A provider of another package names the one it was written for, and is refused under
 any other. The number changes when a provider that fulfilled the old contract would not fulfil the new one."""
 
-WORKSPACE = "/mnt/data"
+WORKSPACE = SANDBOX_ROOT
 """The path of the session folder inside a sandbox that has its own view of the file system."""
 
 HOLD = ("/bin/sh", "-c", "trap '' HUP INT TERM; exec sleep infinity")
@@ -364,4 +368,53 @@ class ForkableProvider(Protocol):
         The parent is a forkable or a nested sandbox, held open by a command in it. Called for each session that starts
         as a fork, and for each fork of a session. It raises SandboxUnavailable.
         """
+        ...
+
+
+# Sandboxes that one server hands to the next. A server deposits them with its supervisor, and the key of a deposit is
+# all that the next server needs to restore the sandbox. Only the runtime asks whether a provider can hand over; all
+# others talk to a `Handover` (`provisioning/handover.py`), which does nothing where that is off.
+
+
+class RestoredSandbox(NamedTuple):
+    """A sandbox that an earlier server deposited."""
+
+    sandbox: Sandbox
+    processes: Sequence[SandboxProcess]
+    """The commands that were started in it, oldest first."""
+
+
+class SandboxHandover(Protocol):
+    """Deposits sandboxes for the next server, and restores those of an earlier one."""
+
+    def deposit(self, sandbox: Sandbox) -> str:
+        """Deposit a sandbox that a session's kernel runs in. Called again whenever a kernel was started in it.
+
+        Return its key; empty when it cannot be handed over.
+        """
+        ...
+
+    def key_of(self, sandbox: Sandbox) -> str:
+        """Return the key that a sandbox is deposited under; empty when it is not."""
+        ...
+
+    def detach(self, sandbox: Sandbox) -> None:
+        """Release a deposited sandbox without ending it. Called when the server stops."""
+        ...
+
+    def restore(self, key: str) -> RestoredSandbox:
+        """Return a sandbox that an earlier server deposited; SandboxUnavailable when nothing of it is left."""
+        ...
+
+    async def end_unclaimed(self) -> None:
+        """End the sandboxes that nobody has restored. Called once, after the last `restore`."""
+        ...
+
+
+@runtime_checkable
+class HandoverProvider(Protocol):
+    """A provider whose sandboxes can outlive the server, with their processes as the supervisor's children."""
+
+    def hand_over_with(self, supervisor: "SupervisorClient") -> SandboxHandover:
+        """Start all processes as the supervisor's children from now on. Called once, before anything is opened."""
         ...

@@ -1,7 +1,7 @@
 """The names that the setting `sandbox` takes: belljar's own, and those that installed packages bring.
 
 A package brings a provider by an entry point of the group `belljar.sandboxes`, named as the setting names it. Only the
-metadata of packages is read here; `belljar.sandboxes.installed` imports the one that was chosen. The metadata is read
+metadata of packages is read here; `belljar.sandboxes` imports the one that was chosen. The metadata is read
 only when a name is not one of ours, because that takes 20 to 100 ms with a hundred packages.
 """
 

@@ -36,7 +36,7 @@ from belljar.runtime import Runtime
 from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
-from belljar.surfaces.executor.tools import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
+from belljar.surfaces.executor import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
 from belljar.surfaces.http import build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations

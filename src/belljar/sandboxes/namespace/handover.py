@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import HostFolder, Identity, Limits, Sandbox, SandboxSpec
-from belljar.sandboxes.handover import RestoredSandbox
+from belljar.sandboxes.base import HostFolder, Identity, Limits, RestoredSandbox, Sandbox, SandboxSpec
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.namespace.namespaces import NamespaceLevel, NamespaceTools
 from belljar.sandboxes.namespace.process import NamespaceProcess

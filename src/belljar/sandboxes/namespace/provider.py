@@ -22,10 +22,9 @@ from functools import cached_property
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
-from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxSpec
+from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxHandover, SandboxSpec
 from belljar.sandboxes.child import StartChild, start_own_child
 from belljar.sandboxes.defaults import check_folders, may_keep_set_ids
-from belljar.sandboxes.handover import SandboxHandover
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.namespace.bwrap_args import find_bubblewrap, real_path, trees_of, user_map_of

@@ -1,1 +1,0 @@
-"""The `gvisor` provider: sessions run on gVisor's kernel, made for hostile programs, inside namespaces."""

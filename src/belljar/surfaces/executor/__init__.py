@@ -1,1 +1,0 @@
-"""The `executor` surface: code is kept in files, and each run is a fresh sandboxed process in a chosen environment."""
