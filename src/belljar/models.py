@@ -79,6 +79,10 @@ class SessionNotice(Model):
     expires_at: str
 
 
+TEXT_KINDS = ("stdout", "stderr", "notice")
+"""The kinds of output events that are printed text, belljar's own words among it."""
+
+
 class OutputEvent(Model):
     """One numbered piece of an execution's output, in the order it was produced."""
 
@@ -86,6 +90,18 @@ class OutputEvent(Model):
     kind: Literal["stdout", "stderr", "display", "result", "error", "clear", "input", "notice"]
     text: str = ""
     data: dict[str, JsonValue] = {}
+
+    @property
+    def display(self) -> Display | None:
+        """Return the rich form of a display or a result, if it has one."""
+        value = self.data.get("display")
+        return Display.model_validate(value) if isinstance(value, dict) else None
+
+    @property
+    def traceback(self) -> list[str]:
+        """Return the lines of an error's traceback."""
+        lines = self.data.get("traceback")
+        return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 class ToolCall(Model):

@@ -31,11 +31,8 @@ _MAX_FORMS = 3
 
 def display_in(event: OutputEvent) -> Display | None:
     """Return the rich form of an output, if it has one, with the event's own text as its plain form."""
-    value = event.data.get("display")
-    if not isinstance(value, dict):
-        return None
-    display = Display.model_validate(value)
-    return display.model_copy(update={"plain": event.text}) if event.text else display
+    display = event.display
+    return display.model_copy(update={"plain": event.text}) if display is not None and event.text else display
 
 
 def saved_forms(display: Display) -> list[Display]:

@@ -67,7 +67,7 @@ class OutputPrinter:
                     await self._print(f"\n{text}\n" if self._is_line_open else f"{text}\n")
             case "error":
                 if exit_argument(event.text) is None:
-                    await self._print_error(_traceback(event))
+                    await self._print_error("\n".join(event.traceback or [event.text]) + "\n")
             case _:
                 pass
 
@@ -191,11 +191,6 @@ def last_line(result: ExecutionResult) -> str:
 
 def _first_text(display: Display) -> str:
     return next((form.text for form in (display, *display.also) if form.text), "")
-
-
-def _traceback(event: OutputEvent) -> str:
-    lines = event.data.get("traceback")
-    return "\n".join([str(line) for line in lines] if isinstance(lines, list) and lines else [event.text]) + "\n"
 
 
 async def write(stream: TextIO, text: str) -> None:

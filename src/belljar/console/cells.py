@@ -122,7 +122,7 @@ class RenderedOutput:
             case "input":
                 return self._add_text("input", f"{event.text}\n", event.sequence)
             case "error":
-                return self._append(self._block(event, "error", text=_traceback(event)))
+                return self._append(self._block(event, "error", text="\n".join(event.traceback or [event.text])))
             case _:
                 return self._add_display(event)
 
@@ -162,8 +162,7 @@ class RenderedOutput:
         return self._append(block)
 
     def _display_block(self, event: OutputEvent) -> OutputBlock:
-        value = event.data.get("display")
-        display = Display.model_validate(value) if isinstance(value, dict) else None
+        display = event.display
         if display is None:
             return self._text_block(event, event.text)
         forms = {form.mime: form for form in (display, *display.also)}
@@ -226,18 +225,11 @@ def stored_pages(events: Iterable[OutputEvent]) -> list[str]:
     """Return the names of the stored displays among the events that are pages, to be looked into for scripts."""
     names: list[str] = []
     for event in events:
-        value = event.data.get("display")
-        if isinstance(value, dict):
-            display = Display.model_validate(value)
+        if (display := event.display) is not None:
             names += [
                 form.uri.rpartition("/")[2] for form in (display, *display.also) if form.mime == PAGE and form.uri
             ]
     return names
-
-
-def _traceback(event: OutputEvent) -> str:
-    lines = event.data.get("traceback")
-    return "\n".join(map(str, lines)) if isinstance(lines, list) and lines else event.text
 
 
 def _readable(form: Display | None) -> str:

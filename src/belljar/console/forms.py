@@ -25,7 +25,7 @@ MAX_CHOICES: Final = 500
 _INPUTS: Final = {"email": "email", "uri": "url", "date": "date", "date-time": "datetime-local"}
 PREFIX: Final = "value-"
 _MAX_CODE_FORM_BYTES: Final = 4 * 1024 * 1024
-_FORM_BYTES: Final = 64 * 1024
+FORM_BYTES: Final = 64 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
 DONE: Final = {
     "interrupted": "Stopped. Its variables are kept.",
@@ -139,6 +139,13 @@ def _value(field: FormField, text: str) -> Any:
         raise InvalidArgument(f"{field.label[:64]} is {text[:64]!r}, which is not {wanted}") from None
 
 
+def check_length(request: Request, most: int = FORM_BYTES, *, what: str = "form") -> None:
+    """Refuse a form that is too long, or does not say how long it is."""
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or int(length) > most:
+        raise TooLarge(f"the {what} has more than {most:,} bytes")
+
+
 class SessionActions:
     """The forms of a session's page."""
 
@@ -150,10 +157,7 @@ class SessionActions:
         """Answer `POST /console/sessions/ID/ACT`."""
         access: Access = request.state.access
         session_id, act = str(request.path_params["session_id"]), str(request.path_params["act"])
-        length = request.headers.get("content-length", "")
-        most = self._max_upload_bytes + _FORM_BYTES if act == "upload" else _MAX_CODE_FORM_BYTES
-        if not length.isdecimal() or int(length) > most:
-            raise TooLarge(f"the form has more than {most:,} bytes")
+        check_length(request, self._max_upload_bytes + FORM_BYTES if act == "upload" else _MAX_CODE_FORM_BYTES)
         async with request.form(max_files=1, max_fields=5, max_part_size=_MAX_CODE_FORM_BYTES) as form:
             fields = {name: value for name, value in form.items() if isinstance(value, str)}
             file = form.get("file")
@@ -168,9 +172,7 @@ class SessionActions:
     async def create(self, request: Request) -> Response:
         """Answer `POST /console/sessions/new`: open a session of the person's own."""
         access: Access = request.state.access
-        length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _FORM_BYTES:
-            raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
+        check_length(request)
         async with request.form(max_files=0, max_fields=5) as form:
             made = await self._engine.create(access, reason=str(form.get("reason", "")).strip()[:200])
         return _back(made.session_id)
@@ -179,9 +181,7 @@ class SessionActions:
         """Answer `POST /console/inbox/ID`: pass a person's answer on. Its values are not kept."""
         access: Access = request.state.access
         question_id = str(request.path_params["question_id"])
-        length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _ANSWER_BYTES:
-            raise TooLarge(f"the answer has more than {_ANSWER_BYTES:,} bytes")
+        check_length(request, _ANSWER_BYTES, what="answer")
         async with request.form(max_files=0, max_fields=2 * MAX_FIELDS) as form:
             sent = {name: value for name, value in form.items() if isinstance(value, str)}
         asked = next((one for one in await self._engine.questions(access) if one.id == question_id), None)

@@ -116,11 +116,8 @@ class Frames:
 
 
 def _forms(event: OutputEvent) -> dict[str, Display]:
-    value = event.data.get("display")
-    if not isinstance(value, dict):
-        return {}
-    display = Display.model_validate(value)
-    return {form.mime: form for form in (display, *display.also)}
+    display = event.display
+    return {form.mime: form for form in (display, *display.also)} if display is not None else {}
 
 
 async def _page(content: bytes, mime: str, *, runs_scripts: bool) -> Response:

@@ -7,14 +7,14 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from belljar.console.forms import check_length
 from belljar.engine.contract import Access, Engine
 from belljar.engine.variables import TableRows, VariableEntry
-from belljar.errors import BelljarError, SessionNotFound, TooLarge, VariableMissing
+from belljar.errors import BelljarError, SessionNotFound, VariableMissing
 
 ROWS_AT_ONCE: Final = 50
 COLUMNS_AT_ONCE: Final = 12
 _VARIABLES_AT_ONCE: Final = 200
-_FORM_BYTES: Final = 64 * 1024
 
 Page = Callable[..., Awaitable[Response]]
 """Makes a page out of a template, a request and the values of the template."""
@@ -93,9 +93,7 @@ class VariablePages:
     async def install(self, request: Request) -> Response:
         """Answer `POST /console/sessions/ID/packages`: run the cell that installs, and show it."""
         access, session_id = _who(request)
-        length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _FORM_BYTES:
-            raise TooLarge(f"the form has more than {_FORM_BYTES:,} bytes")
+        check_length(request)
         async with request.form(max_files=0, max_fields=2) as form:
             wanted = str(form.get("packages", ""))
         execution_id = await self._engine.queue_install(access, session_id, wanted.split())

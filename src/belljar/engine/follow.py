@@ -16,8 +16,8 @@ from belljar.engine.entries import read_execution
 from belljar.engine.history import ExecutionRow, HistoryReader
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.executions.execution import Execution
+from belljar.models import TEXT_KINDS
 
-_TEXT = ("stdout", "stderr", "notice")
 _EVENTS = 500
 _ROWS = 20
 # Nobody reads several cells in half a second; told together, they cost a page one layout instead of many.
@@ -183,14 +183,14 @@ class SessionFollower:
         else:
             events, has_more = await self._history.output(row.id, cell.sequence, _EVENTS)
             for event in events:
-                if event.kind in _TEXT and cell.chars + len(event.text) > STREAM_CHARS:
+                if event.kind in TEXT_KINDS and cell.chars + len(event.text) > STREAM_CHARS:
                     # This event too: where the server reads seldom, one can be all that a cell prints.
                     cell.is_long = has_more = True
                     break
                 cell.sequence = event.sequence
                 if event.kind == "clear":
                     cell.chars = cell.lines = 0
-                elif event.kind in _TEXT:
+                elif event.kind in TEXT_KINDS:
                     cell.count(event.text)
                 yield Followed(kind="output", id=cell.cursor, execution_id=row.id, output=event)
         # The file may have fewer events than the execution had: some are dropped while it cannot be written.

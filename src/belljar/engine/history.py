@@ -27,13 +27,12 @@ from belljar.journal.session_records import (
     SessionState,
     session_record,
 )
-from belljar.models import ExecutionResult, OutputEvent, iso_ms
+from belljar.models import TEXT_KINDS, ExecutionResult, OutputEvent, iso_ms
 from belljar.outputs.budget import EventBudget
 
 _T = TypeVar("_T")
 _THREADS = 3
 _BUSY_S = 5.0
-_TEXT = ("stdout", "stderr", "notice")
 # About what an event takes in an answer beside its text.
 _EVENT_BYTES = 120
 # Output up to this size is read whole; of a longer one the head, the tail, and what is not text.
@@ -382,7 +381,7 @@ def _tail(connection: sqlite3.Connection, execution_id: str, since: int) -> tupl
     for row in connection.execute(f"{_EVENTS} AND sequence > ? ORDER BY sequence", (execution_id, since)):
         last = row[0]
         size += len(row[2]) + len(row[3]) + _EVENT_BYTES
-        if row[1] in _TEXT:
+        if row[1] in TEXT_KINDS:
             lines += row[2].count("\n")
             chars += len(row[2])
             text = (text + row[2])[-_TAIL_CHARS:]

@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 
-from belljar.models import OutputEvent
+from belljar.models import TEXT_KINDS, OutputEvent
 
 
 def clip(text: str, limit: int) -> str:
@@ -17,9 +17,6 @@ def clip(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out here …]\n{text[-half:]}"
-
-
-_TEXT = ("stdout", "stderr", "notice")
 
 
 class EventBudget:
@@ -50,7 +47,7 @@ class EventBudget:
             return
         if self._is_clear_pending:
             self._clear()
-        if event.kind in _TEXT:
+        if event.kind in TEXT_KINDS:
             self._add_text(event)
         else:
             (self._tail or self._head).append(event)
@@ -89,7 +86,7 @@ class EventBudget:
 
     def _shorten_tail(self) -> None:
         first = self._tail.popleft()
-        if first.kind not in _TEXT:
+        if first.kind not in TEXT_KINDS:
             self._middle.append(first)
             return
         surplus = min(self._tail_chars - self._half, len(first.text))

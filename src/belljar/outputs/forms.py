@@ -169,8 +169,7 @@ _MAX_DEPTH = 64
 def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int = 0) -> dict[str, Any]:
     """Return all forms of a display or a result; `limit_chars` is for its plain text, 0 for no limit."""
     bundle: dict[str, Any] = {}
-    value = event.data.get("display")
-    display = Display.model_validate(value) if isinstance(value, dict) else None
+    display = event.display
     if plain := _whole_text(event, read_display, limit_chars) or (display.plain if display else None):
         bundle[PLAIN] = plain
     for form in (display, *display.also) if display else ():
@@ -183,9 +182,7 @@ def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int 
 def error_fields(event: OutputEvent) -> dict[str, Any]:
     """Return an error as its name, its message and its traceback."""
     name, _, message = event.text.partition(": ")
-    lines = event.data.get("traceback")
-    traceback = [str(line) for line in lines] if isinstance(lines, list) else []
-    return {"ename": name, "evalue": message, "traceback": traceback}
+    return {"ename": name, "evalue": message, "traceback": event.traceback}
 
 
 def _whole_text(event: OutputEvent, read_display: ReadDisplay, limit_chars: int) -> str:

@@ -216,11 +216,10 @@ class Summary:
             case "result":
                 self.result = event.text if event.data.get("has_text") else None
                 self._result_cut = _cut_of(event)
-                self._rich_result = _display_in(event)
+                self._rich_result = event.display
             case "error":
                 self.error = event.text
-                lines = event.data.get("traceback")
-                self.traceback = [str(line) for line in lines] if isinstance(lines, list) else []
+                self.traceback = event.traceback
             case _:
                 pass
 
@@ -281,7 +280,7 @@ class Summary:
         self._is_clear_pending = False
 
     def _display(self, event: OutputEvent) -> None:
-        display = _display_in(event)
+        display = event.display
         if display is None:
             display = Display(mime="text/plain", text=clip(event.text, INLINE_CHARS), size=len(event.text))
             display_id = event.data.get("display_id")
@@ -323,11 +322,6 @@ def _cut_of(event: OutputEvent) -> Truncation | None:
     if not isinstance(uri, str) or not isinstance(size, int):
         return None
     return Truncation(shown_bytes=len(event.text.encode(errors="replace")), total_bytes=size, uri=uri)
-
-
-def _display_in(event: OutputEvent) -> Display | None:
-    value = event.data.get("display")
-    return Display.model_validate(value) if isinstance(value, dict) else None
 
 
 # The text of a result, within its budget

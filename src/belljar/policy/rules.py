@@ -7,6 +7,7 @@ calls them.
 
 import ast
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -36,17 +37,22 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
 
 
-def _checked_rate(value: str) -> str:
-    parse_rate(value)
-    return value
-
-
 def parse_rate(value: str) -> tuple[int, float]:
     """Return the number and the period in seconds of a rate such as `10/minute`."""
     found = _RATE.fullmatch(value.strip())
     if found is None or found[2] not in _PERIODS_S or int(found[1]) == 0:
         raise ValueError(f"{value!r} is no rate: write a number and {', '.join(_PERIODS_S)}, like 10/minute")
     return int(found[1]), _PERIODS_S[found[2]]
+
+
+def _readable_by(read: Callable[[Any], object]) -> AfterValidator:
+    """Return the check that `read` takes a value, which stays as it was written."""
+
+    def check(value: Any) -> Any:
+        read(value)
+        return value
+
+    return AfterValidator(check)
 
 
 def _checked_match(value: str) -> str:
@@ -62,26 +68,6 @@ def _checked_name(value: str) -> str:
     return value
 
 
-def _checked_template(value: str) -> str:
-    Template(value)
-    return value
-
-
-def _checked_expression(value: str) -> str:
-    Expression(value)
-    return value
-
-
-def _checked_schema(value: dict[str, Any]) -> dict[str, Any]:
-    ArgumentSchema(value)
-    return value
-
-
-def _checked_regex(value: str) -> str:
-    compiled(value)
-    return value
-
-
 def _checked_network(value: str) -> str:
     """Return a checked network rule; a host without a port means its HTTPS port."""
     has_port = re.search(r":\d+$", value) is not None
@@ -89,7 +75,7 @@ def _checked_network(value: str) -> str:
 
 
 Names = Annotated[list[Annotated[str, AfterValidator(_checked_name)]], BeforeValidator(_listed)]
-Cel = Annotated[str, AfterValidator(_checked_expression)]
+Cel = Annotated[str, _readable_by(Expression)]
 
 
 class Requirement(Table):
@@ -115,14 +101,14 @@ class ToolRule(Table):
     reason: str = ""
     read_only: bool = False
     """Allow only tools that declare themselves read-only."""
-    arguments: Annotated[dict[str, Any], AfterValidator(_checked_schema)] = {}
+    arguments: Annotated[dict[str, Any], _readable_by(ArgumentSchema)] = {}
     require: Annotated[
         list[Annotated[Requirement, BeforeValidator(_as_requirement)]],
         BeforeValidator(_listed),
     ] = []
     max_calls: int | None = Field(None, ge=0)
     """The most calls in one session."""
-    rate: Annotated[str, AfterValidator(_checked_rate)] | None = None
+    rate: Annotated[str, _readable_by(parse_rate)] | None = None
     """The most calls of one principal over all of their sessions in a period, like `10/minute`."""
     ask_once: bool = False
     """An approval holds for the rest of the session."""
@@ -141,7 +127,7 @@ class CodeRule(Table):
     only_imports: Names = []
     """Every import that is not listed is a finding."""
     calls: Names = []
-    patterns: Annotated[list[Annotated[str, AfterValidator(_checked_template)]], BeforeValidator(_listed)] = []
+    patterns: Annotated[list[Annotated[str, _readable_by(lambda text: Template(text))]], BeforeValidator(_listed)] = []
     magics: Names = []
     shell: bool = False
 
@@ -156,7 +142,7 @@ class OutputRule(Table):
     """A rule about output that callers do not get to see."""
 
     text: str = Field("", max_length=10_000)
-    pattern: Annotated[str, AfterValidator(_checked_regex), Field(max_length=10_000)] = ""
+    pattern: Annotated[str, _readable_by(compiled), Field(max_length=10_000)] = ""
     """A regular expression in RE2's syntax; streams are searched line by line."""
     replace: str = "[removed]"
     withhold: bool = False

@@ -110,9 +110,7 @@ class OwnerStore:
 
     def get(self, name: str) -> SavedSkill:
         """Return one skill; SkillMissing for a name that the owner does not have."""
-        if (skill := self.skills().get(name)) is None:
-            raise SkillMissing(f"there is no saved skill {name[:80]!r}", hint="`belljar skills list` names them")
-        return skill
+        return _found(self.skills(), name)
 
     def path(self, version: Version) -> Path:
         """Return the folder of a version's files, which is never changed."""
@@ -158,7 +156,7 @@ class OwnerStore:
     def approve(self, name: str, digest: str = "") -> Version:
         """Let all sessions of the owner see a version, which becomes the latest approved one."""
         with self._locked() as skills:
-            skill = self._of(skills, name)
+            skill = _found(skills, name)
             version = replace(skill.find(digest), state="approved")
             others = [each for each in skill.versions if each.digest != version.digest]
             skills[name] = replace(skill, versions=(*others, version))
@@ -167,17 +165,12 @@ class OwnerStore:
     def remove(self, name: str, digest: str = "") -> None:
         """Remove a skill with all its versions, or one of them."""
         with self._locked() as skills:
-            skill = self._of(skills, name)
+            skill = _found(skills, name)
             gone = skill.find(digest).digest if digest else ""
             left = tuple(each for each in skill.versions if gone and each.digest != gone)
             del skills[name]
             if left:
                 skills[name] = replace(skill, versions=left)
-
-    def _of(self, skills: Mapping[str, SavedSkill], name: str) -> SavedSkill:
-        if name not in skills:
-            raise SkillMissing(f"there is no saved skill {name[:80]!r}", hint="`belljar skills list` names them")
-        return skills[name]
 
     def _check_room(self, skills: Mapping[str, SavedSkill]) -> None:
         sizes = {each.digest: each.size_bytes for skill in skills.values() for each in skill.versions}
@@ -261,6 +254,12 @@ class SkillStore:
             name = hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest()[:32]
             self._owners[owner] = OwnerStore(self._folder / name, self._limit_bytes)
         return self._owners[owner]
+
+
+def _found(skills: Mapping[str, SavedSkill], name: str) -> SavedSkill:
+    if name not in skills:
+        raise SkillMissing(f"there is no saved skill {name[:80]!r}", hint="`belljar skills list` names them")
+    return skills[name]
 
 
 def _newest(versions: list[Version]) -> tuple[Version, ...]:

@@ -26,8 +26,8 @@ from starlette.requests import Request
 from belljar.executions.execution import Execution
 from belljar.questions.models import Question, QuestionReply
 from belljar.sessions.session import Session
+from belljar.toolbox.base import MODERN
 
-MODERN = "2026-07-28"
 PROGRESS_INTERVAL_S = 0.25
 START_WAIT_S = 45.0
 PROGRESS_CHARS = 200

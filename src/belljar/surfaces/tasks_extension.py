@@ -41,7 +41,6 @@ from belljar.sessions.endings import DAY_S
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import error_blocks
 from belljar.surfaces.execution_wait import (
-    MODERN,
     PROGRESS_CHARS,
     can_ask,
     elicitation,
@@ -49,6 +48,7 @@ from belljar.surfaces.execution_wait import (
     reply_of,
 )
 from belljar.surfaces.interpreter import InterpreterSurface
+from belljar.toolbox.base import MODERN
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"
 LEAST_POLL_MS, MAX_POLL_MS = 500, 5_000

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 JsonObject = dict[str, Any]
 
+MODERN = "2026-07-28"
+"""The version of MCP from which on no session is begun by a handshake, and questions are answered by calling again."""
 AWAY = "It is tried again when cells name it; where it stays away, only the operator can mend it"
 """Added to the error of a server that was never reached."""
 LATER = "Go on without it and try again in a while; other servers are not affected"

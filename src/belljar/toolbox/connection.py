@@ -40,7 +40,7 @@ from belljar.questions.models import Ask
 from belljar.settings import MEBIBYTE, Settings
 from belljar.toolbox import answers
 from belljar.toolbox.answers import SESSION_GONE, code, detail, error_message, is_on_the_way
-from belljar.toolbox.base import JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
+from belljar.toolbox.base import MODERN, JsonObject, OnProgress, ServerCatalogue, ToolAnswer, ToolDefinition
 from belljar.toolbox.direct_calls import DirectCalls, RawResponse
 from belljar.toolbox.http_server import NOWHERE, open_address
 from belljar.toolbox.list_repair import RepairedStream, repair_content
@@ -137,7 +137,6 @@ def _result(fields: JsonObject) -> CallToolResult:
 
 log = logging.getLogger(__name__)
 
-MODERN: Final = "2026-07-28"
 UNKNOWN_EFFECT: Final = "Whether the call took effect is not known"
 MAX_TOOLS: Final = 2_000
 MAX_PAGES: Final = 200

@@ -16,7 +16,7 @@ from belljar.executions.execution import Execution
 from belljar.executions.policy_check import inspection_text, subject_findings
 from belljar.journal.journal import KILLED, ExecutionRecord
 from belljar.journal.run_records import StepRecord
-from belljar.models import ExecutionResult
+from belljar.models import TEXT_KINDS, ExecutionResult
 from belljar.questions.models import Question, QuestionReply
 from belljar.sessions.registry import Registry
 from belljar.toolbox.arguments import BadArguments, Parameters
@@ -333,7 +333,7 @@ class StepRunner:
             return execution.sequence
         for event in self._sessions.journal.events(execution.id, seen):
             seen = event.sequence
-            if event.kind in ("stdout", "stderr", "notice") and event.text:
+            if event.kind in TEXT_KINDS and event.text:
                 self._run.tell("output", path, event.text, event.kind)
         return seen
 

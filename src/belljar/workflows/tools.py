@@ -28,7 +28,6 @@ from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.execution_wait import (
     CONSENT,
-    MODERN,
     PROGRESS_CHARS,
     can_ask,
     leave_as_task,
@@ -36,6 +35,7 @@ from belljar.surfaces.execution_wait import (
 )
 from belljar.surfaces.resources import NOTEBOOK, as_resource_error
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
+from belljar.toolbox.base import MODERN
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun
 from belljar.workflows.questions import RunQuestion
