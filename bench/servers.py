@@ -93,9 +93,10 @@ async def warm_session(client: Client) -> str:
 
 async def _announced(lines: asyncio.StreamReader) -> str:
     while line := await lines.readline():
-        _, mark, rest = line.decode(errors="replace").partition("http://")
+        # Before that it may say where the other servers of its data directory are.
+        _, mark, rest = line.decode(errors="replace").partition("serves MCP at ")
         if mark:
-            return mark + rest.split()[0]
+            return rest.split()[0]
     raise RuntimeError("the server ended before it was ready")
 
 

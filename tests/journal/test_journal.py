@@ -129,8 +129,31 @@ async def test_a_lock_holds_up_one_write_and_not_every_one(journal: Journal, pat
             say(journal, "one", number)
             journal.commit()
         finish(journal, "one", 199)
-        assert tried.count("BEGIN IMMEDIATE") == 1
+        assert [one.split()[0] for one in tried] == ["INSERT", "PRAGMA"]
     assert await written(path, "one") == [*range(1, 200)]
+
+
+async def test_others_write_at_any_time_because_the_lock_is_never_kept(journal: Journal, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+        submit(journal, "one")
+        for number in range(1, 20):
+            say(journal, "one", number)
+            other.execute("INSERT INTO events VALUES ('theirs', ?, 'stdout', '', '{}')", (number,))
+            assert numbers(journal, "one") == [*range(1, number + 1)]
+        finish(journal, "one", 19)
+        other.execute("INSERT INTO events VALUES ('theirs', 20, 'stdout', '', '{}')")
+    assert await written(path, "one") == [*range(1, 20)]
+    assert not journal.is_failing
+
+
+async def test_much_at_once_is_written_before_it_fills_memory(journal: Journal, path: Path) -> None:
+    submit(journal, "one")
+    for number in range(1, 60):
+        say(journal, "one", number, text="x" * 100_000)
+    with closing(sqlite3.connect(path)) as other:
+        ((found,),) = other.execute("SELECT count(*) FROM events").fetchall()
+    assert found > 20
+    assert numbers(journal, "one") == [*range(1, 60)]
 
 
 async def test_writers_take_turns_without_a_word_in_the_log(
@@ -201,6 +224,7 @@ async def test_a_change_that_is_refused_for_itself_takes_nothing_with_it(journal
     submit(journal, "one")
     say(journal, "one", 1)
     say(journal, "one", 1)  # there already
+    say(journal, "one", 7, text="\ud800")  # no text that a file can have
     say(journal, "one", 2)
     journal.commit()
     with locked(path):
@@ -274,6 +298,14 @@ async def test_an_execution_that_ends_without_its_turn_keeps_its_place(journal: 
     journal.submit(ExecutionRecord("three", "session", OWNER, "code", None), time.time(), "key")
     found = [(record.id, record.has_begun, record.result is not None) for record in journal.of_session("session")]
     assert found == [("one", False, False), ("two", False, True), ("three", False, False)]
+
+
+async def test_executions_are_in_the_order_they_were_submitted_whichever_starts_first(journal: Journal) -> None:
+    for execution_id in ("one", "two"):
+        journal.submit(ExecutionRecord(execution_id, "session", OWNER, "code", None), time.time())
+    journal.start("two")
+    found = [(record.id, record.has_begun) for record in journal.of_session("session")]
+    assert found == [("one", False), ("two", True)]
 
 
 async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(journal: Journal, path: Path) -> None:

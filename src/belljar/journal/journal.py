@@ -1,9 +1,9 @@
 """The journal: executions, their numbered output events and their results, in one SQLite file.
 
-Writing an event takes some 20 µs, so it happens on the event loop's thread, in order, with no queue between what a
-caller is told and what is recorded. An execution is committed before its code runs, before a caller is told of it, and
-when it has ended; its output within `COMMIT_S`, or before a caller is told of it. An execution that was only submitted
-is written when it starts, as one row that has started already, because it nearly always starts at once.
+Writing an event takes some 20 µs, so it happens on the event loop's thread, in order. What gathers is committed before
+any query, an execution before its code runs, before a caller is told of it, and when it has ended; its output within
+`COMMIT_S`, or before a caller is told of it. An execution that was only submitted is nearly always written when it
+starts, as one row that has started already, because it nearly always starts at once.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Journal(JournalWriter):
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query."""
-        self.write_deferred()
+        self.commit()
         with damage_told(self.note_damage):
             # No `yield from`, which closes the cursor when a caller stops early, and the journal may be closed by then.
             for row in self._connection.execute(query, values):  # noqa: UP028
@@ -145,32 +145,27 @@ class Journal(JournalWriter):
     def submit(self, record: ExecutionRecord, submitted_at: float, key: str = "") -> None:
         """Record that an execution was submitted, under its idempotency key if it has one."""
         whose = (record.id, record.session_id, record.principal)
-        values = (*whose, record.code, submitted_at, key or None, record.author, record.client, None)
-        if not key:
-            self.defer(record.id, _BEGIN, values)
-            return
-        self.write_deferred()  # so that the rows stay in the order of the executions
-        if not self.write(_BEGIN, values) and not self.is_failing:
+        self.write(_BEGIN, (*whose, record.code, submitted_at, key or None, record.author, record.client, None))
+        # Committed at once, so that another server finds the key.
+        if key and self.find_key(record.principal, key) != record.id:
             raise Busy(
                 "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
             )
-        self.commit()  # so that another server finds the key
 
     def start(self, execution_id: str) -> None:
         """Record that the code of an execution is about to run."""
-        submitted = self.cancel_deferred(execution_id)
-        if submitted is None:
-            self.write_and_commit(_START, (time.time(), execution_id))
-        else:
-            self.write_and_commit(_BEGIN, (*submitted[:-1], time.time()))
+        now = time.time()
+        if not self.amend(_BEGIN, execution_id, now):
+            self.write(_START, (now, execution_id))
+        self.commit()
 
     def find_key(self, principal: str, key: str) -> str | None:
         """Return the id of the execution that a principal submitted under a key; None if there is none."""
+        query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
+        row = next(self.rows(query, (principal, key)), None)
         for execution_id, _, owner, _, _, known, *_ in self.values_of(_BEGIN):
             if (owner, known) == (principal, key):
                 return execution_id
-        query = "SELECT id FROM executions WHERE principal = ? AND key = ?"
-        row = next(self.rows(query, (principal, key)), None)
         return row[0] if row else None
 
     def append(self, execution_id: str, event: OutputEvent) -> None:
@@ -193,7 +188,6 @@ class Journal(JournalWriter):
 
     def finish(self, result: ExecutionResult, *, output_bytes: int = 0, display_bytes: int = 0) -> None:
         """Record the result of an execution, with the size of its output in the journal and of its displays."""
-        self.write_deferred()
         sizes = (output_bytes, display_bytes)
         self.write(_FINISH, (result.model_dump_json(), *sizes, time.time(), result.execution_id))
         self.commit()
@@ -254,12 +248,13 @@ class Journal(JournalWriter):
         query = (
             "SELECT sequence, kind, text, data FROM events WHERE execution_id = ? AND sequence > ? ORDER BY sequence"
         )
+        self.commit()
+        unwritten = self.unwritten(execution_id, since)
         with damage_told(self.note_damage):
             # SQLite has no numbers above `sys.maxsize`.
             for sequence, kind, text, data in self._connection.execute(query, (execution_id, min(since, sys.maxsize))):
                 yield OutputEvent(sequence=sequence, kind=kind, text=text, data=json.loads(data))
-        if self.is_failing:
-            yield from self.unwritten(execution_id, since)
+        yield from unwritten
 
     def unwritten(self, execution_id: str, since: int = 0) -> list[OutputEvent]:
         """Return the output events of an execution that wait in memory because the file could not be written."""
@@ -303,7 +298,6 @@ class Journal(JournalWriter):
 
     def forget_session(self, session_id: str) -> None:
         """Delete all executions and events of a session."""
-        self.write_deferred()
         self.write(
             "DELETE FROM events WHERE execution_id IN (SELECT id FROM executions WHERE session_id = ?)", (session_id,)
         )

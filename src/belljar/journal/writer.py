@@ -1,8 +1,9 @@
 """Writes changes to one SQLite file, on one thread. Knows nothing of what the rows mean.
 
-A change is made at once, in a transaction that is committed within `COMMIT_S`. A change that fails because of the disk
-or of another process's lock waits in memory, in order, and is retried until it is written, so that the event loop is
-not blocked.
+Changes gather in memory and are written together, within `COMMIT_S`, in one transaction that is over before this thread
+does anything else: other servers that share the file never wait for our event loop. What cannot be written because of
+the disk or of another process's lock stays in memory, in order, and is retried until it is written, so that the event
+loop is not blocked.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from belljar.errors import Busy
 from belljar.journal.damage import PRIMARY_CODE, damaged, is_damage
 
 COMMIT_S = 0.05
-# How long the event loop waits for another server's transaction, which lasts no longer than COMMIT_S.
+# How long the event loop waits for another server's transaction, which takes some milliseconds.
 BUSY_S = 0.1
 # The same when the writer closes, because there is no later retry and no other work to delay.
 LAST_BUSY_S = 5.0
@@ -28,11 +29,18 @@ LOCK_TOLD_S = 1.0
 RETRY_S = 0.05
 MAX_RETRY_S = 1.0
 MAX_WAITING_BYTES = 32 * 1024 * 1024
-# The most waiting changes that are written in one transaction, which takes some 20 ms.
+# The most that is written in one transaction, which takes some 20 ms. So much is written at once, and does not gather.
 MAX_AT_ONCE_BYTES = 2 * 1024 * 1024
 CHANGE_BYTES = 200
 # Errors of the change and not of the disk: a retry would fail again, and hold up all changes behind it.
-_InvalidChange = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_InvalidChange = (
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,  # a number that SQLite has not
+    UnicodeEncodeError,  # a lone surrogate
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +50,8 @@ class JournalChange(NamedTuple):
 
     statement: str
     values: tuple[Any, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Return about how many bytes it takes in memory."""
-        return CHANGE_BYTES + sum(len(value) for value in self.values if isinstance(value, str))
+    size_bytes: int
+    """About how much it takes in memory."""
 
 
 class JournalWriter:
@@ -55,24 +60,18 @@ class JournalWriter:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        """Commits the open transaction, or retries what waits. A commit leaves it running: setting it takes 10 µs."""
-        self._made: list[JournalChange] = []
-        """The changes of the open transaction."""
-        self._deferred: dict[str, JournalChange] = {}
-        """Changes to be made with the next commit, by name."""
+        """Commits, or retries. A commit leaves it running: setting it takes 10 µs."""
         self._waiting: deque[JournalChange] = deque()
+        """The changes that are not written yet, in order."""
         self._waiting_bytes = 0
+        self.is_failing = False
+        """Whether changes wait because they could not be written."""
+        self._failing_since = 0.0
         self._retry_s = RETRY_S
-        self._waiting_since = 0.0
         self._is_told = False
         """Whether the log says that changes wait."""
         self.damage = ""
         """What is wrong with the file, once it was found malformed."""
-
-    @property
-    def is_failing(self) -> bool:
-        """Return whether changes wait in memory."""
-        return bool(self._waiting)
 
     @property
     def is_full(self) -> bool:
@@ -83,50 +82,28 @@ class JournalWriter:
         """Return the values of the waiting changes by this statement, in order, because no query sees them yet."""
         return [change.values for change in self._waiting if change.statement is statement]
 
-    def write(self, statement: str, values: tuple[object, ...]) -> int:
-        """Change rows within the open transaction; return how many, or 0 where the change has to wait."""
-        return self._write(JournalChange(statement, values), within_transaction=True)
-
-    def write_and_commit(self, statement: str, values: tuple[object, ...]) -> None:
-        """Change rows and commit; without an explicit transaction where nothing else is to be committed."""
-        is_alone = not (self._connection.in_transaction or self._deferred)
-        self._write(JournalChange(statement, values), within_transaction=not is_alone)
-        if not is_alone:
+    def write(self, statement: str, values: tuple[Any, ...]) -> None:
+        """Change rows with the next commit."""
+        size_bytes = CHANGE_BYTES + sum(len(value) for value in values if isinstance(value, str))
+        self._waiting.append(JournalChange(statement, values, size_bytes))
+        self._waiting_bytes += size_bytes
+        if self.is_failing:
+            return
+        if self._waiting_bytes > MAX_AT_ONCE_BYTES:
             self.commit()
+        elif self._timer is None:
+            self._schedule(COMMIT_S, self.commit)
 
-    def _write(self, change: JournalChange, *, within_transaction: bool) -> int:
-        if self._waiting:
-            self._hold(change)
-            return 0
-        try:
-            if within_transaction and not self._connection.in_transaction:
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._commit_soon()
-            changed = self._connection.execute(*change).rowcount
-        except _InvalidChange as error:
-            _report_invalid(error)  # only this change; the transaction goes on
-            return 0
-        except sqlite3.Error as error:
-            self._postpone(error, change)
-            return 0
-        if within_transaction:
-            self._made.append(change)
-        return changed
+    def amend(self, statement: str, key: object, last: object) -> bool:
+        """Give the waiting change by this statement, whose first value is `key`, another last value.
 
-    def defer(self, name: str, statement: str, values: tuple[Any, ...]) -> None:
-        """Make a change with the next commit, within `COMMIT_S`, unless `cancel_deferred` gets its name before."""
-        self._deferred[name] = JournalChange(statement, values)
-        self._commit_soon()
-
-    def cancel_deferred(self, name: str) -> tuple[Any, ...] | None:
-        """Cancel a deferred change and return its values; None if there is none or it was made already."""
-        change = self._deferred.pop(name, None)
-        return change.values if change else None
-
-    def write_deferred(self) -> None:
-        """Make the deferred changes now, in order."""
-        while self._deferred:
-            self.write(*self._deferred.pop(next(iter(self._deferred))))
+        Return False if there is none, because it is written already.
+        """
+        for place, change in enumerate(self._waiting):
+            if change.statement is statement and change.values[0] == key:
+                self._waiting[place] = change._replace(values=(*change.values[:-1], last))
+                return True
+        return False
 
     def write_now(self, statement: str, values: tuple[object, ...]) -> int:
         """Change rows and commit before this returns, for changes that must not be made later.
@@ -147,16 +124,14 @@ class JournalWriter:
         raise Busy(f"the journal cannot be written now ({reason})", hint=hint)
 
     def commit(self) -> None:
-        """Commit what was written, so that other readers see it and it survives this process."""
-        self.write_deferred()
-        if self._waiting:
-            return
-        if self._connection.in_transaction:
-            try:
-                self._connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                self._postpone(error)
-        self._made.clear()
+        """Write what waits, so that queries and other readers see it and it survives this process."""
+        while self._waiting and not self.is_failing:
+            if (error := self._write_first()) is not None:
+                self.is_failing = True
+                self._failing_since = time.monotonic()
+                self._tell(error)
+                self._connection.execute("PRAGMA busy_timeout = 0")
+                self._schedule(self._retry_s, self._retry)
 
     def flush(self) -> None:
         """Commit now and, unless something waits, cancel the timer, because its event loop may end before this does."""
@@ -170,31 +145,45 @@ class JournalWriter:
         self._stop_timer()
         if self._waiting:
             self._connection.execute(f"PRAGMA busy_timeout = {LAST_BUSY_S * 1000:.0f}")
-            while self._waiting and self._write_waiting():
+            while self._waiting and self._write_first() is None:
                 pass
         if self._waiting:
             why = f", because it is damaged ({self.damage})" if self.damage else ""
             log.error("the journal could not be written to the end: %d changes are lost%s", len(self._waiting), why)
         self._connection.close()
 
-    # While it cannot be written
+    def _write_first(self) -> sqlite3.Error | None:
+        """Write the first of the waiting changes in one transaction; return why that failed, if it did."""
+        written = written_bytes = 0
+        try:
+            if len(self._waiting) > 1:
+                self._connection.execute("BEGIN IMMEDIATE")
+            for statement, values, size_bytes in self._waiting:
+                if written_bytes > MAX_AT_ONCE_BYTES:
+                    break
+                try:
+                    self._connection.execute(statement, values)
+                except _InvalidChange as error:
+                    _report_invalid(error)  # only this change; the transaction goes on
+                written += 1
+                written_bytes += size_bytes
+            if len(self._waiting) > 1:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self._connection.rollback()
+            return error
+        for _ in range(written):
+            self._waiting.popleft()
+        self._waiting_bytes -= written_bytes
+        return None
 
-    def _postpone(self, error: sqlite3.Error, *changes: JournalChange) -> None:
-        """Move all changes of a failed transaction, and those given, to the waiting ones, and schedule a retry."""
-        self._waiting_since = time.monotonic()
-        self._tell(error)
-        with suppress(sqlite3.Error):
-            self._connection.rollback()
-        for change in (*self._made, *changes):
-            self._hold(change)
-        self._made.clear()
-        self._connection.execute("PRAGMA busy_timeout = 0")
-        self._schedule(self._retry_s, self._retry)
+    # While it cannot be written
 
     def _tell(self, error: sqlite3.Error) -> None:
         """Log once that changes wait, and count it, unless all that is wrong is a lock of a moment."""
         self._look_for_damage(error)
-        is_moment = _is_lock(error) and time.monotonic() - self._waiting_since < LOCK_TOLD_S
+        is_moment = _is_lock(error) and time.monotonic() - self._failing_since < LOCK_TOLD_S
         if self._is_told or is_moment:
             return
         self._is_told = True
@@ -216,50 +205,21 @@ class JournalWriter:
             )
         self.damage = self.damage or damage
 
-    def _hold(self, change: JournalChange) -> None:
-        self._waiting.append(change)
-        self._waiting_bytes += change.size_bytes
-
     def _retry(self) -> None:
-        is_written = self._write_waiting()
-        if not self._waiting:
+        error = self._write_first()
+        if error is not None:
+            self._tell(error)
+            self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
+            self._schedule(self._retry_s, self._retry)
+        elif self._waiting:
+            self._schedule(0, self._retry)
+        else:
+            self.is_failing = False
             self._retry_s = RETRY_S
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
             if self._is_told:
                 log.warning("the journal can be written again, and nothing that waited is lost")
             self._is_told = False
-            return
-        self._retry_s = 0.0 if is_written else min(MAX_RETRY_S, max(RETRY_S, 2 * self._retry_s))
-        self._schedule(self._retry_s, self._retry)
-
-    def _write_waiting(self) -> bool:
-        """Write the first of the waiting changes in a transaction of their own; return whether that succeeded."""
-        written = written_bytes = 0
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for change in self._waiting:
-                if written_bytes > MAX_AT_ONCE_BYTES:
-                    break
-                try:
-                    self._connection.execute(*change)
-                except _InvalidChange as error:
-                    _report_invalid(error)
-                written += 1
-                written_bytes += change.size_bytes
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._tell(error)
-            with suppress(sqlite3.Error):
-                self._connection.rollback()
-            return False
-        for _ in range(written):
-            self._waiting.popleft()
-        self._waiting_bytes -= written_bytes
-        return True
-
-    def _commit_soon(self) -> None:
-        if self._timer is None:
-            self._schedule(COMMIT_S, self.commit)
 
     def _schedule(self, after_s: float, action: Callable[[], None]) -> None:
         self._stop_timer()
@@ -279,6 +239,6 @@ def _is_lock(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def _report_invalid(error: sqlite3.Error) -> None:
+def _report_invalid(error: Exception) -> None:
     metrics.journal_failures.add()
     log.error("the journal refuses a change: %s", error)
