@@ -4,16 +4,14 @@ After each step that may leave something in variables, they are saved to a file 
 execution. So a run that is resumed knows which step the file belongs to, whatever was killed when.
 """
 
-import asyncio
 import contextlib
 import json
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import Busy, SessionNotFound
+from belljar.errors import SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.inside.expressions import MAX_VALUE_BYTES
@@ -29,8 +27,6 @@ from belljar.sessions.session import Session
 STATE_PREFIX = "run-state-"
 MAX_STDOUT_CHARS = 16_000
 MAX_FILES = 100
-RETRY_S = 0.5
-MAX_BUSY_S = 300.0
 _TAIL = 64
 """The event of the result is among the last ones of an execution: notices about files and limits come after it."""
 _USES_STEPS = re.compile(r"\bsteps\b")
@@ -49,12 +45,14 @@ class RunSession:
         sessions: Registry,
         principal: str,
         session_id: str,
+        patiently: Callable[[Callable[[], Awaitable[Session]]], Awaitable[Session]],
         *,
         saves: bool,
         gives_steps: bool,
         hidden: PrivacyRules | None = None,
     ) -> None:
         self.id = session_id
+        self._patiently = patiently
         self._sessions = sessions
         self._principal = principal
         self._saves = saves
@@ -79,6 +77,7 @@ class RunSession:
             self._sessions,
             self._principal,
             session_id,
+            self._patiently,
             saves=self._saves,
             gives_steps=self._gives_steps,
             hidden=self._hidden,
@@ -137,14 +136,7 @@ class RunSession:
 
     async def _awake(self) -> Session:
         """Return the session; wait while it is just being put to sleep, or there is no room for one more."""
-        ends_at = time.monotonic() + MAX_BUSY_S
-        while True:
-            try:
-                return await self._sessions.reach(self.id, self._principal)
-            except Busy:
-                if time.monotonic() > ends_at:
-                    raise
-            await asyncio.sleep(RETRY_S)
+        return await self._patiently(lambda: self._sessions.reach(self.id, self._principal))
 
     async def recordable(self, question: Question) -> Question:
         """Return a question as it may be recorded: without personal data, where the policy says so."""

@@ -24,7 +24,7 @@ from belljar.surfaces.tasks_extension import (
     response_under,
 )
 from belljar.workflows.questions import RunQuestion
-from belljar.workflows.tools import run_answer
+from belljar.workflows.tools import pass_on, run_answer
 from belljar.workflows.workflows import workflows_of
 
 _RUN = re.compile(r"([0-9a-f]{16})-([0-9]{13})")
@@ -70,13 +70,10 @@ class RunTasks:
             return
         for path, question in waiting:
             response = response_under(responses, _run_key(path, question))
-            if response is None or response.action == "cancel":
-                continue  # the person has not decided: the question stays open
-            action, values = ("accept", response.content) if response.action == "accept" else ("decline", {})
+            if response is None:
+                continue
             try:
-                await self._workflows.answer(
-                    run_id, principal, dict(values or {}), action=action, step=path, by="elicitation"
-                )
+                await pass_on(self._workflows, run_id, principal, path, response)
             except InvalidArgument as error:
                 raise MCPError(INVALID_PARAMS, str(error)) from None
 

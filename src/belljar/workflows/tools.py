@@ -11,13 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import (
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-)
+from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
 from pydantic import Field, JsonValue
 
 from belljar.errors import BelljarError, InvalidArgument
@@ -30,17 +24,18 @@ from belljar.surfaces.execution_wait import (
     CONSENT,
     PROGRESS_CHARS,
     can_ask,
+    elicitation,
     leave_as_task,
     offered_wait_s,
+    reply_of,
 )
 from belljar.surfaces.resources import NOTEBOOK, as_resource_error
 from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
 from belljar.toolbox.base import MODERN
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun
-from belljar.workflows.questions import RunQuestion
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
-from belljar.workflows.workflows import workflows_of
+from belljar.workflows.workflows import Workflows, workflows_of
 
 MAX_WAIT_S = 300.0
 LISTED_RUNS = 20
@@ -176,9 +171,13 @@ class WorkflowTools:
             if questions and can_ask(ctx):
                 path, question = questions[0]
                 if (ctx.protocol_version or "") >= MODERN:
-                    return _input_required(info.run, path, question)
+                    request = elicitation(question.for_person(), ctx)
+                    state = f"{STATE_PREFIX}{info.run}#{path}"
+                    return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
                 asked.add(path)
-                await self._elicit(ctx, info.run, path, question)
+                schema = cast("Any", question.schema or CONSENT)
+                response = await ctx.request_context.session.elicit_form(question.message, schema, ctx.request_id)
+                await pass_on(self._workflows, run_id, principal, path, response)
                 continue
             left_s = deadline - time.monotonic()
             if info.state == "waiting" and info.questions:
@@ -197,36 +196,20 @@ class WorkflowTools:
             await asyncio.sleep(min(1, info.left_out / 10_000))
         return run_answer(self._workflows.show(run_id, principal).model_copy(update={"notes": notes}))
 
-    async def _elicit(self, ctx: Ctx, run_id: str, path: str, question: RunQuestion) -> None:
-        session, schema = ctx.request_context.session, question.schema or CONSENT
-        result = await session.elicit_form(question.message, cast("Any", schema), ctx.request_id)
-        await self._pass_on(run_id, path, result)
-
     async def _take_answer(self, ctx: Ctx) -> str:
         """Pass on the answer with which a modern client has come back; return the id of its run."""
         run_id, _, path = (ctx.request_state or "").removeprefix(STATE_PREFIX).partition("#")
         response = (ctx.input_responses or {}).get(ANSWER_KEY)
         if isinstance(response, ElicitResult):
-            await self._pass_on(run_id, path, response)
+            await pass_on(self._workflows, run_id, current_principal(), path, response)
         return run_id
 
-    async def _pass_on(self, run_id: str, path: str, result: ElicitResult) -> None:
-        if result.action == "cancel":
-            return  # the person has not decided: the question stays open
-        await self._workflows.answer(
-            run_id,
-            current_principal(),
-            dict(result.content or {}) if result.action == "accept" else {},
-            action="accept" if result.action == "accept" else "decline",
-            step=path,
-            by="elicitation",
-        )
 
-
-def _input_required(run_id: str, path: str, question: RunQuestion) -> InputRequiredResult:
-    params = ElicitRequestFormParams(message=question.message, requested_schema=cast("Any", question.schema or CONSENT))
-    request = ElicitRequest(method="elicitation/create", params=params)
-    return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=f"{STATE_PREFIX}{run_id}#{path}")
+async def pass_on(workflows: Workflows, run_id: str, principal: str, path: str, response: ElicitResult) -> None:
+    """Pass on what a person answered in a client; the question stays open if they have not decided."""
+    if response.action != "cancel":
+        values = reply_of(response).values
+        await workflows.answer(run_id, principal, values, action=response.action, step=path, by="elicitation")
 
 
 def run_task_id(run_id: str, at: float) -> str:

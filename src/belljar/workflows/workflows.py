@@ -212,6 +212,7 @@ class Workflows:
             self._sessions,
             record.principal,
             record.session_id,
+            run.patiently,
             saves=run.definition.form.save,
             gives_steps=_gives_steps(run.definition),
             hidden=hidden_in(run.definition),
@@ -362,8 +363,7 @@ class Workflows:
         record = self._find(run_id, principal)
         if record.state in ENDED:
             raise InvalidArgument(f"run {record.id} is {record.state} already")
-        is_driven = record.id in self._live or (record.server and self._is_living(record.server))
-        if not is_driven and self._records.end_undriven(record, "stopped", "somebody stopped it"):
+        if not self._is_driven(record) and self._records.end_undriven(record, "stopped", "somebody stopped it"):
             return
         self._records.want(record.id, "stop")
         if (live := self._live.get(record.id)) is not None and live.task is not None:
@@ -395,8 +395,10 @@ class Workflows:
 
     def state_of(self, record: RunRecord) -> RunState:
         """Return the state of a run as of now: one whose server has died is interrupted."""
-        is_driven = record.id in self._live or (record.server and self._is_living(record.server))
-        return "interrupted" if record.state == "running" and not is_driven else record.state
+        return "interrupted" if record.state == "running" and not self._is_driven(record) else record.state
+
+    def _is_driven(self, record: RunRecord) -> bool:
+        return record.id in self._live or bool(record.server and self._is_living(record.server))
 
     def is_orphan(self, run_id: str, principal: str) -> bool:
         """Return whether the server of a run has died, so that another one goes on with it soon."""
@@ -424,8 +426,7 @@ class Workflows:
             try:
                 self._records.settle()
                 for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
-                    is_driven = record.id in self._live or (record.server and self._is_living(record.server))
-                    if not is_driven:
+                    if not self._is_driven(record):
                         self._take_safely(record)
                 self._records.forget_ended(time.time() - self._settings.keep_days * DAY_S)
             except Exception:
