@@ -52,8 +52,7 @@ class AzureProduct(Product):
             from belljar.azure.data_plane.executions import Executions
             from belljar.azure.data_plane.tools import FoundryTools
 
-            executions = Executions(runtime, runtime.identified)
-            FoundryTools(runtime, runtime.identified, executions).register(server)
+            FoundryTools(runtime, Executions(runtime)).register(server)
 
     def http(self, runtime: Runtime, servers: Mapping[str, Any]) -> HttpParts | None:
         """See `Product`."""
@@ -66,8 +65,8 @@ class AzureProduct(Product):
         from belljar.surfaces.http import transport_security
         from belljar.surfaces.operations import HostGuard
 
-        executions = Executions(runtime, runtime.identified)
-        data_plane = FoundryApp(runtime, runtime.identified, executions)
+        executions = Executions(runtime)
+        data_plane = FoundryApp(runtime, executions)
 
         def with_plain_dialect(path: str, app: ASGIApp) -> ASGIApp:
             if path not in ("/mcp", "/mcp/foundry"):

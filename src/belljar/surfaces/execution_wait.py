@@ -212,17 +212,26 @@ async def stopping_when_cancelled(
     ctx: Context[Any, Any], interrupt_on: InterruptOn, stop: Callable[[str], None]
 ) -> AsyncGenerator[None]:
     """Call `stop`, with who asked for it, if the client gives up the call while the block waits."""
-    request: object = ctx.request_context.request
+    async with stopping_when_left(ctx.request_context.request, interrupt_on, stop):
+        try:
+            yield
+        except asyncio.CancelledError:
+            # A server that ends cancels its calls too; then sessions are left as they are.
+            if interrupt_on != "nothing" and _is_cancelled(ctx):
+                stop(CANCELLED)
+            raise
+
+
+@asynccontextmanager
+async def stopping_when_left(
+    request: object, interrupt_on: InterruptOn, stop: Callable[[str], None]
+) -> AsyncGenerator[None]:
+    """Call `stop` if the connection of an HTTP request is lost while the block waits, and settings want it to count."""
     watching = None
     if interrupt_on == "disconnect" and isinstance(request, Request):
         watching = asyncio.get_running_loop().create_task(_stop_on_disconnect(cast("Request[Any]", request), stop))
     try:
         yield
-    except asyncio.CancelledError:
-        # A server that ends cancels its calls too; then sessions are left as they are.
-        if interrupt_on != "nothing" and _is_cancelled(ctx):
-            stop(CANCELLED)
-        raise
     finally:
         if watching is not None:
             watching.cancel()

@@ -42,7 +42,6 @@ from belljar.journal.session_records import SessionRecord
 from belljar.models import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.endings import DAY_S
-from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.tools import note_refusal
 
@@ -63,10 +62,10 @@ _VALUES = {"2024-02-02-preview": "result", "2024-08-02-preview": "executionResul
 class FoundryApp:
     """The REST data plane over one runtime. Requests whose path ends in `mcp` go to another app, where there is one."""
 
-    def __init__(self, runtime: Runtime, identified: IdentifiedSessions, executions: Executions) -> None:
+    def __init__(self, runtime: Runtime, executions: Executions) -> None:
         self._executions = executions
-        self._files = Files(runtime, identified)
-        self._session_routes = SessionRoutes(runtime, identified)
+        self._files = Files(runtime)
+        self._session_routes = SessionRoutes(runtime)
         self._old = OldShapes(executions, self._files)
         self.mcp: ASGIApp | None = None
         """Answers MCP under the prefix of a pool, as it is answered at the root."""
@@ -176,10 +175,10 @@ def _chosen(routes: Methods | None, method: str) -> tuple[str, Handler]:
 class SessionRoutes:
     """The routes about sessions as a whole, over one runtime."""
 
-    def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._sessions = runtime.sessions
-        self._identified = identified
+        self._identified = runtime.identified
         self._started_at = datetime.now(UTC).timestamp()
         self._described: dict[str, Any] | None = None
 

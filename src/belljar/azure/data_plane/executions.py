@@ -3,15 +3,12 @@
 Both REST and MCP of this surface run code through `Executions`, so that both give the same results.
 """
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import re
 import shlex
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,8 +27,8 @@ from belljar.outputs.spoofed_notices import disarmed
 from belljar.privacy.signed_urls import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
-from belljar.sessions.identified import IdentifiedSessions
 from belljar.settings.environments import KERNEL_PREFIX
+from belljar.surfaces.execution_wait import stopping_when_left
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 OLD_TIMEOUT_S: Final = 100.0
@@ -135,10 +132,10 @@ class Report:
 class Executions:
     """Runs code under identifiers, over one runtime."""
 
-    def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._settings = runtime.settings
         self._sessions = runtime.sessions
-        self._identified = identified
+        self._identified = runtime.identified
         self._waited_for: OrderedDict[str, None] = OrderedDict()
         """The latest executions that somebody waited for; the others were started to be polled."""
         self._stream_chars: OrderedDict[str, int] = OrderedDict()
@@ -187,7 +184,7 @@ class Executions:
         execution, execution_id = await self.submit(order, principal)
         _remember(self._waited_for, execution_id, None)
         if execution is not None:
-            async with self._stopping_when_left(execution, request):
+            async with stopping_when_left(request, self._settings.interrupt_on, execution.interrupt):
                 while not execution.is_finished:
                     await execution.wait(3_600)
         return await self.report(execution_id, order, principal)
@@ -197,24 +194,6 @@ class Executions:
         return value_of(
             report.result, self._sessions.executions.display_reader(report.result.session_id), is_old=is_old
         )
-
-    @asynccontextmanager
-    async def _stopping_when_left(self, execution: Execution, request: Request | None) -> AsyncGenerator[None]:
-        """Stop the execution when its caller goes away, where the settings want that."""
-        if request is None or self._settings.interrupt_on != "disconnect":
-            yield
-            return
-
-        async def watch() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            execution.interrupt("because its client went away")
-
-        watching = asyncio.get_running_loop().create_task(watch())
-        try:
-            yield
-        finally:
-            watching.cancel()
 
     # Routes
 

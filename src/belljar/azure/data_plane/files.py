@@ -33,7 +33,6 @@ from belljar.files.transfer import decode_upload
 from belljar.files.workspace import FileEntry, FolderEntry, Workspace
 from belljar.models import iso_ms
 from belljar.runtime import Runtime
-from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -59,10 +58,10 @@ _HINT: Final = 'Send multipart/form-data with one field "file" that has a file n
 class Files:
     """The files of sessions by identifier, over one runtime."""
 
-    def __init__(self, runtime: Runtime, identified: IdentifiedSessions) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._settings = runtime.settings
         self._shows_workspace = runtime.shows_workspace
-        self._identified = identified
+        self._identified = runtime.identified
         # An upload in base64 within a data: URL, and the JSON around it.
         self._most_json_bytes = runtime.settings.max_upload_bytes * 4 // 3 + 1024 * 1024
 

@@ -46,7 +46,6 @@ from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.outputs.displays import fitted
 from belljar.outputs.forms import PICTURES
 from belljar.runtime import Runtime
-from belljar.sessions.identified import IdentifiedSessions
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import asked_structure, media_blocks
 from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
@@ -81,10 +80,10 @@ class EnvironmentNotFound(SessionNotFound):
 class FoundryTools:
     """The tools over one runtime."""
 
-    def __init__(self, runtime: Runtime, identified: IdentifiedSessions, executions: Executions) -> None:
+    def __init__(self, runtime: Runtime, executions: Executions) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
-        self._identified = identified
+        self._identified = runtime.identified
         self._executions = executions
 
     def register(self, server: MCPServer[Any]) -> None:
