@@ -29,7 +29,7 @@ from typer import _click as click
 from typer.core import TyperGroup
 
 from belljar.cli import application
-from belljar.policy.policy_file import parse_policy
+from belljar.policy.guardrails import parse_policy
 from belljar.privacy.rules import PrivacyRules
 from belljar.settings import Settings
 from belljar.settings.sources import ALIASES, SECRETS, parse_config, variable

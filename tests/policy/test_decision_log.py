@@ -9,7 +9,7 @@ import pytest
 from belljar.facts import ToolCallFacts
 from belljar.policy.decision_log import FILE, DecisionLog
 from belljar.policy.guard import Guard, compile_policy
-from belljar.policy.policy_file import parse_policy
+from belljar.policy.guardrails import parse_policy
 
 POLICY = '[[tools]]\nmatch = "mail.*"\ndecision = "ask"\n[[code]]\ncalls = "eval"\ndecision = "warn"'
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from belljar.errors import PolicyError
-from belljar.policy.policy_file import load_policy, parse_policy
+from belljar.policy.guardrails import load_policy, parse_policy
 
 GOOD = '''
 # a comment with [[tools]] in it

@@ -9,7 +9,7 @@ import pytest
 from belljar.hooks import ToolCallFacts, Verdict
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard import CompiledPolicy, Guard, GuardState, compile_policy
-from belljar.policy.policy_file import parse_policy
+from belljar.policy.guardrails import parse_policy
 
 
 def book(text: str) -> CompiledPolicy:

@@ -6,7 +6,6 @@ edited (`line_editor.py`), and figures are saved as files.
 
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Generator
 from contextlib import aclosing
@@ -24,7 +23,7 @@ from belljar.attachments.messages import (
     SessionEvent,
 )
 from belljar.cli.saved_outputs import FigureFiles
-from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.cli.terminal import INTERRUPTED, StandardInput, on_sigint, write
 from belljar.errors import BelljarError
 from belljar.files.transfer import download_folder
 from belljar.outputs.forms import readable_text
@@ -220,8 +219,5 @@ def _interrupt_on_sigint(attached: AttachedSession) -> Generator[None]:
         interrupts.add(task)
         task.add_done_callback(interrupts.discard)
 
-    loop.add_signal_handler(signal.SIGINT, on_signal)
-    try:
+    with on_sigint(on_signal):
         yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from belljar.cli.progress import ProgressBar, Spinner
+from belljar.cli.progress import Spinner, progress_bar
 from belljar.cli.streams import indented, table, write_output
 from belljar.control import ask_servers
 from belljar.environments import Environment, known_names, list_conda, open_environment
@@ -227,14 +227,11 @@ def _with_found(settings: Settings) -> Settings:
 
 def _examine(settings: Settings, names: Sequence[str]) -> list[ListedEnvironment]:
     """Examine the environments with a progress bar, because measuring a large one takes seconds."""
-    progress = ProgressBar(len(names))
     listed: list[ListedEnvironment] = []
-    try:
+    with progress_bar(len(names)) as begin:
         for name in names:
-            progress.step(f"looking at {name}")
+            begin(f"looking at {name}")
             listed.append(examine(settings, name))
-    finally:
-        progress.close()
     return listed
 
 

@@ -11,7 +11,7 @@ import typer
 from belljar.errors import InvalidArgument, SettingsError
 from belljar.facts import ToolCallFacts
 from belljar.policy.guard import Guard, compile_policy
-from belljar.policy.policy_file import LoadedPolicy, load_policy
+from belljar.policy.guardrails import LoadedPolicy, load_policy
 from belljar.policy.rules import Policy
 from belljar.privacy.rules import PrivacyRules
 

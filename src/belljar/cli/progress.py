@@ -1,7 +1,10 @@
 """Progress on a terminal, drawn on stderr and removed when the work is over; other streams get no progress bars."""
 
+import itertools
 import sys
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from belljar.cli.streams import one_line, raw_stream
 
@@ -57,36 +60,26 @@ class Spinner:
             self._bar.stop()
 
 
-class ProgressBar:
-    """Shows which of a known number of steps is running. Where stderr is no terminal, it prints nothing."""
+@contextmanager
+def progress_bar(total: int) -> Generator[Callable[[str], None]]:
+    """Show which of a known number of steps is running; yield what is called when the next one begins.
 
-    def __init__(self, total: int) -> None:
-        self._bar = None
-        self._begun = 0
-        if not sys.stderr.isatty() or not total:
-            return
-        # rich takes 100 ms to import, which a command in a pipe need not pay.
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    Where stderr is no terminal, nothing is printed.
+    """
+    if not sys.stderr.isatty() or not total:
+        yield lambda _: None
+        return
+    # rich takes 100 ms to import, which a command in a pipe need not pay.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        console = Console(file=raw_stream(sys.stderr))
-        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        self._task = self._bar.add_task("starting a session", total=total)
-        self._bar.start()
-
-    def step(self, what: str) -> None:
-        """Show that the next step begins."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=one_line(what), completed=self._begun)
-            self._begun += 1
-
-    def close(self) -> None:
-        """Remove it from the screen."""
-        if self._bar is not None:
-            self._bar.stop()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=total)
+        begun = itertools.count()
+        yield lambda what: bar.update(task, description=one_line(what), completed=next(begun))

@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import shlex
-import signal
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import typer
 from belljar.api import open_session
 from belljar.cli.saved_outputs import OutputSaver, check_folder
 from belljar.cli.streams import log_to_stderr
-from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status, is_input_piped
+from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status, is_input_piped, on_sigint
 from belljar.environments import prepare
 from belljar.errors import InvalidArgument
 from belljar.files.transfer import download_folder
@@ -221,8 +220,5 @@ def _interrupt_on_sigint(session: SessionHandle) -> Generator[None]:
         elif main is not None:
             main.cancel()
 
-    loop.add_signal_handler(signal.SIGINT, on_signal)
-    try:
+    with on_sigint(on_signal):
         yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import os
+import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from belljar.cli.saved_outputs import display_in, saved_forms
@@ -157,6 +159,17 @@ async def _until_readable(descriptor: int) -> None:
         await readable
     finally:
         loop.remove_reader(descriptor)
+
+
+@contextmanager
+def on_sigint(act: Callable[[], object]) -> Generator[None]:
+    """Call back at each Ctrl-C during the block, instead of ending the process."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def exit_status(result: ExecutionResult) -> int:
