@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
-from belljar.azure.data_plane.values import read_value
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
 from belljar.outputs import terminal_text, tracebacks
@@ -19,8 +18,7 @@ from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.skills import front_matter
 from belljar.surfaces import jsonrpc
 from belljar.toolbox import session_server
-from belljar.workflows.text import read_text
-from growth import TIMES, growth
+from hostile_texts import slow_texts
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "HTML of a cell": lambda text: _document(text.encode(), "text/html", runs_scripts=False),
@@ -30,10 +28,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "code for a policy": read_cell,
     "a skill": lambda text: front_matter.parse(f"---\nname: a\n{text}"),
     "the description of a skill": lambda text: front_matter.parse(f"---\nname: a\ndescription: {text}\n---\n"),
-    "a workflow": read_text,
-    "the steps of a workflow": lambda text: read_text(f"name: a\nsteps: {text}"),
-    "a printed value": read_value,
-    "a printed list": lambda text: read_value(f"[{text}]"),
     "a message": lambda text: jsonrpc.parse_message(text.encode()),
     "a member of a message": lambda text: jsonrpc.parse_message(b'{"jsonrpc":"2.0","id":1,"method":' + text.encode()),
     "a request of a session": lambda text: session_server.parse(text.encode()),
@@ -46,44 +40,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
 # What is read token by token in Python.
 THOROUGH = ("Markdown of a cell", "code to colour", "code for a policy")
 COMMANDS = ("a?\n", "!a\n", "%a\n", "a=!b\n")
-TEXTS = (
-    *" \n\r\"'\\<[({.-,:;=@#`!%*&?",
-    *(
-        "\x1b[",
-        "\x1b[31m",
-        '\\"',
-        '"""',
-        "<style",
-        "<a ",
-        "<!--",
-        "![",
-        "[a](",
-        "**a",
-        "_a*",
-        "|a|\n",
-        "> ",
-        "[a]: b\n",
-    ),
-    *(
-        "[]",
-        "{},",
-        "x,",
-        "a.",
-        "a;",
-        "a?\n",
-        "!a\n",
-        "%a\n",
-        "a=!b\n",
-        "%%a\n",
-        "@a\n",
-        "\\\n",
-        "f'{",
-        "not ",
-        "lambda:",
-    ),
-    *("- ", "- a\n", "a: ", "&a a\n", "*a ", "? ", '  File "a", line 1\n', "----> 1 a\n", "a\r", "a\b"),
-)
-
 # IPython reads a cell again for each of its commands, which has a limit; of brackets, YAML reads 1,024 characters again
 # for each.
 BOUNDED = {"code for a policy": COMMANDS, "the description of a skill": tuple("[{")}
@@ -95,7 +51,5 @@ def test_no_parser_takes_more_than_three_times_as_long_for_twice_the_text(name: 
         with suppress(BelljarError, Unreadable, InvalidRequirement, ValueError):
             PARSERS[name](text)
 
-    texts = [text for text in TEXTS if text not in BOUNDED.get(name, ())]
     longest = 2_048 if name in THOROUGH else 16_384
-    slow = {text: factor for text in texts if (factor := growth(parse, lambda n, text=text: text * n, longest)) > TIMES}
-    assert not slow
+    assert not slow_texts(parse, spared=BOUNDED.get(name, ()), longest=longest)

@@ -224,3 +224,14 @@ def test_a_pool_that_is_named_in_part_is_an_error_that_names_the_rest(monkeypatc
         monkeypatch.delenv(name)
     with pytest.raises(SettingsError, match="AZURE_SESSION_POOL, AZURE_REGION are not set"):
         pool_environment(Settings())
+
+
+@pytest.mark.parametrize("surface", ["azure-mcp", "foundry"])
+async def test_no_text_says_that_sessions_are_sealed_off_where_nothing_seals_them(
+    default_environment: Environment, tmp_path: Path, surface: str
+):
+    async with opened_runtime(default_environment, tmp_path, sandbox="process") as runtime:
+        server = build_server(runtime, [surface])
+        texts = "\n".join([server.instructions or "", *(tool.model_dump_json() for tool in await server.list_tools())])
+        assert "sealed" not in texts
+        assert "No network" not in texts

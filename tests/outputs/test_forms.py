@@ -8,9 +8,6 @@ from typing import Any, NamedTuple, cast
 import pytest
 from starlette.responses import Response
 
-from belljar.azure.data_plane.values import picture_in as figure_in
-from belljar.azure.data_plane.values import value_of
-from belljar.azure.pool import kernel as azure
 from belljar.cli.saved_outputs import FigureFiles, saved_forms
 from belljar.console import frames, pages
 from belljar.console.cells import OutputBlock, RenderedOutput
@@ -104,7 +101,6 @@ async def test_each_form_is_told_in_the_same_way_everywhere(mime: str, told: Tol
     assert extension_of(mime) == told.ending
 
     assert (await _figures(display) != []) == (told.model == PICTURE)
-    assert _foundry_format(display) == (mime.removeprefix("image/") if told.model == PICTURE else None)
     assert (pages._mime(f"of.a.cell{told.ending}") == mime) == (told.model == PICTURE)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -185,11 +181,6 @@ async def _figures(display: Display) -> list[bytes]:
     return await SessionBase.figures(cast("Any", SimpleNamespace(display=_later(b""))), _result(display))
 
 
-def _foundry_format(display: Display) -> str | None:
-    figure = figure_in(value_of(_result(display), lambda _: CONTENT))
-    return figure["format"] if figure is not None else None
-
-
 def test_the_form_that_a_person_would_rather_look_at_comes_first(tmp_path: Path) -> None:
     ranked = [*KNOWN][:10]
     bundle = dict.fromkeys([*KNOWN][:9:-1] + ranked[::-1], "AAAA")
@@ -266,27 +257,6 @@ async def test_the_console_serves_pictures_of_their_own_type_only() -> None:
 )
 def test_the_console_shows_files_that_are_pictures_by_their_name(name: str, mime: str | None) -> None:
     assert pages._mime(name) == mime  # pyright: ignore[reportPrivateUsage]
-
-
-@pytest.mark.parametrize(
-    ("form", "mime"),
-    [
-        ("png", "image/png"),
-        ("JPEG", "image/jpeg"),
-        ("jpg", "image/jpeg"),
-        ("gif", "image/gif"),
-        ("webp", "image/webp"),
-        ("svg", None),
-        ("svg+xml", None),
-        ("bmp", None),
-        (".png", None),
-        ("image/png", None),
-        ("", None),
-    ],
-)
-def test_figures_of_an_azure_pool_are_pictures_by_their_format(form: str, mime: str | None) -> None:
-    [event] = azure._result({"type": "image", "format": form, "base64_data": "AAAA"})  # pyright: ignore[reportPrivateUsage]
-    assert [*cast("Any", event).data] == [mime or "text/plain"]
 
 
 @pytest.mark.parametrize(

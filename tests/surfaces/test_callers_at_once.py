@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
-from calls import FORKS, Caller, connected, opened_runtime, served_over_http, session_in, text_of
+from calls import FORKS, Caller, connected, opened_runtime, session_in, text_of
 from mcp.types import CallToolResult
 
 from belljar.environments import Environment
@@ -32,9 +31,8 @@ async def runtime(
     anyio_backend: str, default_environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Runtime]:
     limits: dict[str, Any] = {"max_sessions": MOST_SESSIONS, "disk_mb": DISK_MB, "hibernate": True}
-    chosen: dict[str, Any] = {"surfaces": ["interpreter", "foundry"], **limits, **FORKS}
     async with opened_runtime(
-        default_environment, tmp_path_factory.mktemp("belljar"), ask_in_console="always", **chosen
+        default_environment, tmp_path_factory.mktemp("belljar"), ask_in_console="always", **limits, **FORKS
     ) as runtime:
         yield runtime
 
@@ -90,31 +88,17 @@ async def test_a_place_that_a_fork_did_not_take_is_free_again(runtime: Runtime, 
     assert len({origin, *forks}) == MOST_SESSIONS
 
 
-@pytest.mark.parametrize("way", ["upload_file", "data plane", "both"])
-async def test_uploads_at_once_share_the_room_that_is_left(runtime: Runtime, caller: Caller, way: str):
-    content = os.urandom(FILE_BYTES)
-    async with served_over_http(runtime) as url, httpx.AsyncClient(timeout=60) as client:
-        query = {"identifier": f"at-once-{way.replace(' ', '-')}", "api-version": "2025-02-02-preview"}
+async def test_uploads_at_once_share_the_room_that_is_left(runtime: Runtime, caller: Caller):
+    encoded, session_id = b64encode(os.urandom(FILE_BYTES)).decode(), await caller.new_session()
 
-        async def put(name: str) -> bool:
-            parts = {"file": (name, content)}
-            answer = await client.post(f"{url}/files", params=query, files=parts)
-            return answer.status_code < 300
+    async def upload(number: int) -> bool:
+        answer = await caller.call("upload_file", session_id=session_id, name=f"f{number}", base64=encoded)
+        assert not answer.is_error or "too-large: disk_full" in text_of(answer)
+        return not answer.is_error
 
-        assert (await client.get(f"{url}/files", params=query)).status_code == 200
-        (session,) = runtime.sessions.all()
-
-        async def upload(number: int) -> bool:
-            if way == "data plane" or (way == "both" and number % 2):
-                return await put(f"f{number}")
-            encoded = b64encode(content).decode()
-            answer = await caller.call("upload_file", session_id=session.id, name=f"f{number}", base64=encoded)
-            assert not answer.is_error or "too-large: disk_full" in text_of(answer)
-            return not answer.is_error
-
-        taken = await asyncio.gather(*map(upload, range(8)))
+    taken = await asyncio.gather(*map(upload, range(8)))
     assert sum(taken) == 2  # no fewer either: what is being written is not counted twice
-    assert folder_bytes(session.folders.workspace) == 2 * FILE_BYTES
+    assert folder_bytes(runtime.sessions.get(session_id, "local").folders.workspace) == 2 * FILE_BYTES
 
 
 async def test_installs_and_uploads_at_once_share_the_room_that_is_left(

@@ -11,7 +11,7 @@ from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 
-SURFACES = ("interpreter", "executor", "toolbox", "azure-mcp", "foundry")
+SURFACES = ("interpreter", "executor", "toolbox")
 
 
 async def offered(environment: Environment, folder: Path, **chosen: Any) -> set[str]:

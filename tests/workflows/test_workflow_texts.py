@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from jsonschema import Draft202012Validator
 from workflow_texts import code, condition, form, loop, parallel, tool, workflow
 
 from belljar import hooks
-from belljar.errors import InvalidArgument, WorkflowInvalid
+from belljar.errors import BelljarError, InvalidArgument, WorkflowInvalid
 from belljar.plugins import load_plugins
 from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import Policy
@@ -22,6 +23,7 @@ from belljar.workflows.library import Library, digest_of, first_difference, text
 from belljar.workflows.step_types import OwnStepTypes, own_step_types, step_types
 from belljar.workflows.templates import TemplateFailed, rendered
 from belljar.workflows.text import read_text
+from hostile_texts import slow_texts
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -284,3 +286,12 @@ def test_the_step_that_differs_is_named():
 
 def test_json_is_read_as_it_is():
     assert read_text(json.dumps({"a": ["é\n\t/", 1.5, None, True, -3]})).data == {"a": ["é\n\t/", 1.5, None, True, -3]}
+
+
+@pytest.mark.parametrize("before", ["", "name: a\nsteps: "], ids=["whole", "steps"])
+def test_a_text_takes_no_more_than_three_times_as_long_for_twice_the_length(before: str) -> None:
+    def parse(text: str) -> None:
+        with suppress(BelljarError):
+            read_text(f"{before}{text}")
+
+    assert not slow_texts(parse)
