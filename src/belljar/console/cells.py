@@ -23,8 +23,8 @@ from belljar.outputs.terminal_text import as_plain, coloured, printable
 
 _CONTROLS: Final = re.compile("[\x08\r\x1b\x9b]")
 _MAX_ALT_CHARS: Final = 200
-# On a screen of 320 pixels a line has 36 characters, and boxes of code and text show 28 lines and more.
-_TALL_CHARS, _TALL_LINES = 800, 24
+# Of a taller text, 20 lines are shown at first; on a screen of 320 pixels a line has 36 characters.
+_TALL_CHARS, _TALL_LINES = 2_400, 30
 # A block that has grown beyond this is followed by another one, so that a change never sends more than this again.
 _MAX_BLOCK_CHARS: Final = 8_000
 
@@ -34,7 +34,7 @@ HasScript = Callable[[str, str], bool]
 
 
 def is_tall(text: str) -> bool:
-    """Return whether a text may be cut off in its box, also on a narrow screen: then the keyboard has to reach it."""
+    """Return whether only the beginning of a text is shown until somebody wants all of it."""
     return len(text) > _TALL_CHARS or text.count("\n") > _TALL_LINES
 
 
@@ -59,8 +59,13 @@ class OutputBlock:
 
     @property
     def is_tall(self) -> bool:
-        """Return whether it may have more lines than are shown at once, so that keys have to be able to scroll it."""
+        """Return whether it may have more lines than are shown at first."""
         return is_tall(self.text)
+
+    @property
+    def lines(self) -> int:
+        """Return how many lines its text has."""
+        return self.text.rstrip("\n").count("\n") + 1
 
     @property
     def html(self) -> Any:

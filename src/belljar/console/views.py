@@ -69,6 +69,11 @@ class CellView:
         return is_tall(self.entry.code)
 
     @property
+    def code_lines(self) -> int:
+        """Return how many lines its code has."""
+        return self.entry.code.count("\n") + 1
+
+    @property
     def lost_more(self) -> int:
         """Return how many lost names are not listed."""
         return max(0, len(self.entry.lost) - _LOST_SHOWN)

@@ -67,6 +67,11 @@ export function startHead() {
     if ("copy" in button.dataset) void copy(button, code);
     else edit(code);
   });
+  document.addEventListener("click", (event) => {
+    const button = event.target instanceof Element ? event.target.closest("[data-unclip]") : null;
+    button?.closest(".clipped")?.classList.remove("clipped");
+    button?.remove();
+  });
   // What was done is said once, and not again when the page is loaded again.
   const here = new URL(location.href);
   if (here.searchParams.has("done")) {

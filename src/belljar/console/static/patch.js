@@ -45,10 +45,7 @@ export function append(id, html) {
  * @param {string} text
  */
 export function addText(id, text) {
-  const place = document.getElementById(id);
-  place?.append(printable(text));
-  // What is cut off in its box has to be reached by the keyboard.
-  if (place && place.scrollHeight > place.clientHeight) place.tabIndex = 0;
+  document.querySelector(`#${CSS.escape(id)} > pre`)?.append(printable(text));
 }
 
 // As the server does it: a sign for characters that would control rather than show something.
