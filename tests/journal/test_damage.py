@@ -89,6 +89,8 @@ async def test_a_check_that_is_stopped_says_that_it_is_not_complete(path: Path) 
 @pytest.mark.parametrize("table", ["executions", "events"])
 async def test_overwritten_pages_are_found_and_what_is_left_is_recovered(path: Path, table: str) -> None:
     fill(path)
+    with open_journal(path) as journal:
+        tag = journal.tag
     overwrite(path, *pages_of(path, table)[20:22])
     assert FileCheck(path).run().damage
     salvaged = salvage(path, "default")
@@ -97,6 +99,7 @@ async def test_overwritten_pages_are_found_and_what_is_left_is_recovered(path: P
     assert salvaged.unreadable == [table]
     with open_journal(path) as journal:
         records = SessionRecords(journal, "next")
+        assert journal.tag == tag
         assert len(records.all_asleep()) == SESSIONS
         left = [record for n in range(SESSIONS) for record in journal.of_session(f"session{n:02}")]
         assert all(record.result is not None and record.result.stdout == "said" for record in left)

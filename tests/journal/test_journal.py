@@ -11,7 +11,7 @@ import pytest
 
 from belljar.errors import Busy, SettingsError
 from belljar.journal import writer
-from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, open_journal
+from belljar.journal.journal import UNKEPT, ExecutionRecord, Journal, has_id_form, open_journal
 from belljar.journal.schema import VERSION, version_of
 from belljar.journal.session_records import SessionRecords
 from belljar.models import ExecutionResult, OutputEvent, iso_ms
@@ -317,6 +317,24 @@ async def test_the_last_words_of_one_of_several_users_are_written_when_it_goes(j
         await until(lambda: len(other.execute("SELECT id FROM executions").fetchall()) >= 2)
 
 
+# Ids
+
+
+async def test_ids_begin_with_letters_that_the_file_keeps(path: Path, tmp_path: Path) -> None:
+    with open_journal(path) as journal:
+        tag, ids = journal.tag, {journal.new_id() for _ in range(100)}
+    assert len(tag) == 3
+    assert len(ids) == 100
+    assert all(has_id_form(each) and each.startswith(tag) for each in ids)
+    with open_journal(path) as journal:
+        assert journal.tag == tag
+    tags = set[str]()
+    for number in range(5):
+        with open_journal(tmp_path / f"{number}.sqlite") as other:
+            tags.add(other.tag)
+    assert len(tags) > 1
+
+
 # Files of other versions
 
 VERSION_1 = """
@@ -340,6 +358,7 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> 
     with closing(sqlite3.connect(path)) as old:
         old.executescript(VERSION_1)
     with open_journal(path) as journal:
+        assert journal.new_id().startswith(journal.tag)
         assert journal.find_key(OWNER, "job") == "old"
         assert [event.text for event in journal.events("old")] == ["said"]
         (record,) = journal.unfinished("session")

@@ -12,6 +12,7 @@ from belljar.environments import Environment
 from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.files.fd_walk import remove_tree
+from belljar.journal.journal import new_id
 from belljar.kernels.base import pid_of
 from belljar.models import ExecutionResult
 from belljar.provisioning.gpu_monitor import GpuMonitor
@@ -259,7 +260,7 @@ async def test_metrics_tell_the_memory_and_the_sessions_of_each_gpu(runtime: Run
 async def test_a_program_without_a_session_has_a_gpu_and_gives_its_place_up(runtime: Runtime) -> None:
     starter = runtime.starter
     environment = await starter.environments.get(runtime.settings.environment)
-    folders = new_folders(runtime.settings.data_directory / "runs", starter)
+    folders = new_folders(runtime.settings.data_directory / "runs", starter, new_id())
     end = await run_program(starter, environment, folders, ["-c", LIST.replace("; ", "; print(") + ")"], timeout_s=60)
     assert "'nvidia-uvm', 'nvidia" in end.stdout
     assert starter.gpus.of(folders.session_id) == ()

@@ -33,6 +33,7 @@ from belljar.environments.package_index import check_index
 from belljar.environments.selection import is_prepared
 from belljar.errors import BelljarError, SandboxUnavailable
 from belljar.journal.damage import SALVAGE_HINT, FileCheck
+from belljar.journal.journal import new_id
 from belljar.kernels.base import Kernel
 from belljar.outputs.events import Stream
 from belljar.products import Product, products
@@ -481,7 +482,7 @@ def _check_preload(settings: Settings, missing: list[str], complaint: str) -> Ho
 
 async def _fork_one(settings: Settings, starter: KernelStarter, folder: Path) -> tuple[float, list[str]]:
     """Start one session; return the seconds that took, and the modules of `preload` that it lacks."""
-    folders = new_folders(folder, starter)
+    folders = new_folders(folder, starter, new_id())
     try:
         started_s = time.monotonic()
         kernel = await starter.start(settings.environment, folders)

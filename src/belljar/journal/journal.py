@@ -62,9 +62,10 @@ _RECORD = (
     "FROM executions"
 )
 _ID_LETTERS = 17
-"""17 of 26 letters give 80 bits. As 32 hexadecimal digits an id was 19 tokens, and now it is 9. It has no digits, so
-that nobody takes it for a number."""
-_ID_COUNT = len(string.ascii_lowercase) ** _ID_LETTERS
+"""The first three are the journal's tag, the others give 66 bits. As 32 hexadecimal digits an id was 19 tokens, and now
+it is 9. It has no digits, so that nobody takes it for a number."""
+TAG_LETTERS = 3
+_TAGS = len(string.ascii_lowercase) ** TAG_LETTERS
 KILLED = "its server ended without notice"
 """The cause of an execution that has no result because its server was killed."""
 GONE = "was removed or replaced while the server has it open, and ends with it"
@@ -76,11 +77,17 @@ def has_id_form(text: str) -> bool:
     return len(text) == _ID_LETTERS and text.isascii() and text.isalpha() and text.islower()
 
 
-def new_id() -> str:
-    """Return an id that nobody can guess."""
+def new_id(tag: str = "") -> str:
+    """Return an id that nobody can guess, which begins with `tag`."""
     # One random number for all letters: each call of the system's generator takes 15 µs.
-    number, letters = secrets.randbelow(_ID_COUNT), ""
-    for _ in range(_ID_LETTERS):
+    count = _ID_LETTERS - len(tag)
+    return tag + _letters(secrets.randbelow(len(string.ascii_lowercase) ** count), count)
+
+
+def _letters(number: int, count: int) -> str:
+    """Return the last `count` digits of a number in base 26, as letters."""
+    letters = ""
+    for _ in range(count):
         number, letter = divmod(number, len(string.ascii_lowercase))
         letters += string.ascii_lowercase[letter]
     return letters
@@ -114,15 +121,21 @@ class ExecutionRecord:
 class Journal(JournalWriter):
     """The journal of a runtime. The base class writes the rows, and holds them while they cannot be written."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, tag: str = "") -> None:
         super().__init__(connection)
         self.path = path
+        self.tag = tag
+        """The letters that ids made here begin with, so that other servers know where to ask for them."""
         self._identity = _identity(path)
         self._cut: set[str] = set()
         """Executions whose output is dropped because too much waits to be written."""
         self._grown_bytes = 0
         self.has_grown = asyncio.Event()
         """Set when so much was written that the size should be checked."""
+
+    def new_id(self) -> str:
+        """Return an id for what is recorded here."""
+        return new_id(self.tag)
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query."""
@@ -382,6 +395,7 @@ def _open_file(path: Path) -> Journal:
     connection = sqlite3.connect(path, isolation_level=None, timeout=LAST_BUSY_S)
     try:
         migrate(path, connection)
+        tag = _tag(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -389,4 +403,19 @@ def _open_file(path: Path) -> Journal:
     except BaseException:
         connection.close()
         raise
-    return Journal(path, connection)
+    return Journal(path, connection, tag)
+
+
+def _tag(connection: sqlite3.Connection) -> str:
+    """Return the tag of a file, drawn when it is first opened.
+
+    It is kept as the file's `application_id`, a number that SQLite leaves to applications: so it needs no table of its
+    own, and earlier versions of belljar open the file as before.
+    """
+    connection.execute("BEGIN IMMEDIATE")  # two servers may open it at once
+    (number,) = connection.execute("PRAGMA application_id").fetchone()
+    if not number:
+        number = 1 + secrets.randbelow(_TAGS)
+        connection.execute(f"PRAGMA application_id = {number}")
+    connection.execute("COMMIT")
+    return _letters(number - 1, TAG_LETTERS)

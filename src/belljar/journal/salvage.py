@@ -61,6 +61,9 @@ def salvage(path: Path, environment: str) -> Salvaged:
             migrate(new, target)
             with closing(_connect(path)) as source:
                 target.execute("BEGIN")
+                with suppress(sqlite3.DatabaseError):  # its first page is lost: then ids that come begin otherwise
+                    (tag,) = source.execute("PRAGMA application_id").fetchone()
+                    target.execute(f"PRAGMA application_id = {tag}")
                 _Copier(source, target, salvaged).copy(environment)
                 target.execute("COMMIT")
     except BaseException:

@@ -117,6 +117,10 @@ class SessionRecords:
         self._journal = journal
         self.run = run
 
+    def new_id(self) -> str:
+        """Return an id for a new session, which nobody can guess."""
+        return self._journal.new_id()
+
     def enter(
         self, session_id: str, principal: str, environment: str, reason: str, state: SessionState = "live"
     ) -> None:

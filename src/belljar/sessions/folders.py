@@ -5,14 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.files.private import make_folder, way_mode
-from belljar.journal.journal import new_id
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.host_users import make_layer
-
-
-def new_session_id() -> str:
-    """Return a session id that nobody can guess."""
-    return new_id()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.files.tree_copy import copy_tree
 from belljar.kernels.base import Kernel
 from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.folders import SessionFolders, new_session_id
+from belljar.sessions.folders import SessionFolders
 from belljar.sessions.hibernation import loss_text, transfer_state
 from belljar.sessions.session import Session
 from belljar.settings import MEBIBYTE
@@ -34,7 +34,7 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
     """Fork the kernel of a session whose turn the caller has; remove everything again when it fails."""
     kernel = await origin.session_kernel.ensure_started()
     checkpoint = origin.session_kernel.checkpoints.find(at, origin.undo_history.ids) if at else None
-    session_id = new_session_id()
+    session_id = origin.journal.new_id()
     folders = SessionFolders(session_id, root / session_id, origin.folders.identity, origin.principal)
     folders.make()
     try:

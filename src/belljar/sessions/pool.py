@@ -17,7 +17,7 @@ from belljar.files.fd_walk import remove_tree
 from belljar.journal.session_records import SessionRecords
 from belljar.kernels.base import Kernel, RehearsableKernel
 from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.folders import SessionFolders, new_session_id
+from belljar.sessions.folders import SessionFolders
 
 # The share of the machine's memory that must be free for the pool to be filled.
 LEAST_FREE = 0.1
@@ -126,7 +126,7 @@ class Pool:
         return folders
 
     def _new_folders(self) -> SessionFolders:
-        folders = new_folders(self._folder, self._starter)
+        folders = new_folders(self._folder, self._starter, self._records.new_id())
         self._records.enter(folders.session_id, "", self._environment, "", state="unborn")
         return folders
 
@@ -174,9 +174,8 @@ class Pool:
             await self._remove(self._prepared.popleft())
 
 
-def new_folders(folder: Path, starter: KernelStarter) -> SessionFolders:
-    """Create the folders of a new session, with an id that nobody can guess."""
-    session_id = new_session_id()
+def new_folders(folder: Path, starter: KernelStarter, session_id: str) -> SessionFolders:
+    """Create the folders of a new session."""
     folders = SessionFolders(session_id, folder / session_id, starter.provider.take_identity())
     folders.make()
     return folders

@@ -144,7 +144,7 @@ class Registry:
         elif is_usual:
             folders = self._new_folders(name, is_pooled=is_pooled)
         else:
-            folders = new_folders(self._folder, self.starter)
+            folders = new_folders(self._folder, self.starter, self.records.new_id())
             self.starter.gpus.request(folders.session_id, count)
         session = self._open(folders, principal, name, kept_reason)
         self._record_new(session)
@@ -156,7 +156,7 @@ class Registry:
 
     def _new_folders(self, environment: str, *, is_pooled: bool) -> SessionFolders:
         prepared = self.pool.take_prepared(environment) if is_pooled else None
-        return prepared or new_folders(self._folder, self.starter)
+        return prepared or new_folders(self._folder, self.starter, self.records.new_id())
 
     async def fork(
         self, session_id: str, principal: str, *, at: str | int = "", reseed: bool = False

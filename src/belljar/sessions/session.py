@@ -23,7 +23,7 @@ from belljar.facts import SessionFacts
 from belljar.files.disk_usage import DiskQuota
 from belljar.files.snapshots import Snapshots
 from belljar.files.workspace import Workspace
-from belljar.journal.journal import ExecutionRecord, Journal, new_id
+from belljar.journal.journal import ExecutionRecord, Journal
 from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.kernels.base import Kernel, pid_of
 from belljar.logs import pseudonym
@@ -184,7 +184,7 @@ class Session:
         self.queue.check_room()
         self.count += 1
         self.signatures.learn(signatures_in(cell.code))
-        execution = Execution(new_id(), self, cell, self.count)
+        execution = Execution(self.journal.new_id(), self, cell, self.count)
         code = without_signatures(cell.code)
         record = ExecutionRecord(
             execution.id, self.id, self.principal, code, None, author=cell.author, client=cell.client
