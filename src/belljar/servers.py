@@ -17,14 +17,24 @@ from belljar.errors import SettingsError
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder
 
+WORKERS = "workers"
+"""The folder, in the data directory of a machine's first server, of those of the others."""
 HTTP_SOCKET = "http.sock"
 """The socket in the folder of a server on which it answers the HTTP API."""
+FLEET_SOCKET = "fleet.sock"
+"""The socket beside it for the other servers of its machine, which pass requests on (`fleet/inner_app.py`)."""
 PRINCIPAL_HEADER = "Belljar-Principal"
 OPERATOR_HEADER = "Belljar-Operator"
 NAME_HEADER = "Belljar-Name"
 VIA_HEADER = "Belljar-Via"
 SPEAKER_HEADERS = (PRINCIPAL_HEADER, OPERATOR_HEADER, NAME_HEADER, VIA_HEADER)
 """What a request over that socket says of who asks. Over TCP, credentials say it, and these are refused."""
+CALLER_HEADER = "Belljar-Caller"
+HOPS_HEADER = "Belljar-Hops"
+CALL_HEADER = "Belljar-Call"
+FLEET_HEADERS = (CALLER_HEADER, HOPS_HEADER, CALL_HEADER)
+"""What a server says of a request that it passes on: whose it is, how many have passed it on, and by what name it is
+cancelled. Refused likewise."""
 _LOCK = "lock"
 _ADDRESS = "address"
 _ALIVE_S = 5.0
@@ -42,6 +52,13 @@ class Run:
     """The names of the servers that run, this one included."""
     ended_at: Mapping[str, float]
     """When each server that is gone was last known to run."""
+
+
+def machine_of(data_directory: Path) -> Path | None:
+    """Return the data directory of the first of several servers of one machine; None where a server is alone."""
+    if data_directory.parent.name == WORKERS:
+        return data_directory.parent.parent
+    return data_directory if (data_directory / WORKERS).is_dir() else None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from belljar.environments import prepare
 from belljar.executions.admission import descriptor_limit, most_sessions
 from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import is_in_image
-from belljar.servers import tell_address
+from belljar.servers import machine_of, tell_address
 from belljar.settings import Settings, load_with_env_file
 from belljar.surfaces.executor import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
@@ -34,6 +34,7 @@ from belljar.surfaces.tls import tls_context
 
 if TYPE_CHECKING:
     from belljar.console.server import ServedConsole
+    from belljar.fleet.routing import Fleet
 
 MOST_DESCRIPTORS = 65_536
 _TOLD_ON_A_TERMINAL = """\
@@ -129,9 +130,10 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
         stop.has_started = True
         if stop.asked.is_set():
             return
-        async with open_console(runtime) as console:
+        fleet = _fleet(runtime)
+        async with open_console(runtime, fleet.engines if fleet is not None else None) as console:
             await serve_http(
-                build_http_app(runtime, console.apps if console is not None else None),
+                build_http_app(runtime, console.apps if console is not None else None, fleet),
                 host,
                 port,
                 on_ready=partial(_tell_ready, runtime, console),
@@ -139,6 +141,17 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
             )
+
+
+def _fleet(runtime: Runtime) -> "Fleet | None":
+    """Return this server as one of several of its machine; None where it is alone."""
+    machine = machine_of(runtime.settings.data_directory)
+    if machine is None:
+        return None
+    # Imported here, because most servers are alone.
+    from belljar.fleet.routing import Fleet
+
+    return Fleet(runtime, machine)
 
 
 def _raise_descriptor_limit(settings: Settings) -> None:

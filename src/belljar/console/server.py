@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
-from belljar.engine.many import servers_of
+from belljar.engine.many import ManyEngine, Places, servers_of
 from belljar.engine.models import ConsoleLink
 from belljar.runtime import Runtime
 from belljar.settings import Settings
@@ -68,8 +68,11 @@ def browser_sign_in(settings: Settings) -> BrowserSignIn:
 
 
 @asynccontextmanager
-async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]:
-    """Open the console of a runtime; None where the settings turn it off."""
+async def open_console(runtime: Runtime, places: Places | None = None) -> AsyncGenerator[ServedConsole | None]:
+    """Open the console of a runtime; None where the settings turn it off.
+
+    It shows the sessions of the servers in `places`, where there are several that share its work.
+    """
     settings = runtime.settings
     if not settings.console:
         yield None
@@ -77,7 +80,8 @@ async def open_console(runtime: Runtime) -> AsyncGenerator[ServedConsole | None]
     engine = runtime.late_engine.get()
     engine.check = Operations(runtime).checks
     sign_in = browser_sign_in(settings)
-    app = console_app(engine, sign_in, settings, flow=code_flow(settings))
+    shown = ManyEngine(places) if places is not None else engine
+    app = console_app(shown, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)
     engine.make_console_link = console.link
     inbox = runtime.sessions.inbox

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -83,6 +83,8 @@ class Registry:
         self._runs = settings.data_directory / "runs"
         self.recover_others: Callable[[], None] = lambda: None
         """Records the sessions of servers that have ended without notice as asleep; of whoever knows the servers."""
+        self.list_others: Callable[[], Awaitable[list[SessionInfo]]] | None = None
+        """Returns the caller's sessions at other servers of this machine; None where there are none."""
         self.starter = starter
         self.pool = Pool(
             starter,

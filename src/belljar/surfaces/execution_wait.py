@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from mcp.server.mcpserver import Context
@@ -25,6 +26,7 @@ from starlette.requests import Request
 
 from belljar.executions.execution import Execution
 from belljar.questions.models import Question, QuestionReply
+from belljar.servers import CALL_HEADER
 from belljar.sessions.session import Session
 from belljar.toolbox.base import MODERN
 
@@ -207,6 +209,10 @@ CANCELLED = "by its client, which cancelled the call"
 LEFT = "because its client went away"
 
 
+passed_on: dict[str, Callable[[], None]] = {}
+"""What stops the calls that other servers of this machine have passed on, by the names that those gave them."""
+
+
 @asynccontextmanager
 async def stopping_when_cancelled(
     ctx: Context[Any, Any], interrupt_on: InterruptOn, stop: Callable[[str], None]
@@ -228,11 +234,15 @@ async def stopping_when_left(
 ) -> AsyncGenerator[None]:
     """Call `stop` if the connection of an HTTP request is lost while the block waits, and settings want it to count."""
     watching = None
+    name = request.headers.get(CALL_HEADER, "") if isinstance(request, Request) else ""
+    if name and interrupt_on != "nothing":
+        passed_on[name] = partial(stop, CANCELLED)
     if interrupt_on == "disconnect" and isinstance(request, Request):
         watching = asyncio.get_running_loop().create_task(_stop_on_disconnect(cast("Request[Any]", request), stop))
     try:
         yield
     finally:
+        passed_on.pop(name, None)
         if watching is not None:
             watching.cancel()
 

@@ -18,13 +18,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
 from mcp.server import MCPServer
-from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -166,6 +166,21 @@ def _origin_pattern(origin: str) -> str:
     return origin.lower()
 
 
+class Placement(Protocol):
+    """What finds the server that a request is for, where a machine has several."""
+
+    mark: str
+    """What the ids of this server's MCP sessions begin with."""
+
+    def wrap(self, path: str, app: ASGIApp, manager: SessionManager | None = None) -> ASGIApp:
+        """Return the app at a path with a router before it."""
+        ...
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Answer the other servers until the block ends."""
+        ...
+
+
 def build_app(
     servers: Mapping[str, MCPServer[Any]],
     settings: Settings,
@@ -174,16 +189,22 @@ def build_app(
     operations: Operations | None = None,
     parts: HttpParts | None = None,
     own_guard: Mapping[str, ASGIApp] | None = None,
+    placement: Placement | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
     What a product puts there, `parts`, is behind the same guards as the servers. The apps of `own_guard` ask for
     credentials themselves, as the console does; they are behind the check of Host and Origin only.
 
+    `placement` is behind the guards, before servers and products: it passes on what is for another server.
+
     Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
     auth = build_auth(settings)
-    managers = {id(server): _session_manager(server, settings) for server in servers.values()}
+    managers = {
+        id(server): _session_manager(server, settings, placement.mark if placement else "")
+        for server in servers.values()
+    }
     routes = [Route("/health", health, methods=["GET"])]
     if operations is not None:
         routes.append(Route("/ready", operations.ready, methods=["GET"]))
@@ -195,6 +216,7 @@ def build_app(
     for path, server in servers.items():
         endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
         endpoint = parts.wrap_server(path, endpoint) if parts is not None else endpoint
+        endpoint = placement.wrap(path, endpoint, managers[id(server)]) if placement is not None else endpoint
         endpoint = shares.guard(endpoint) if auth else endpoint
         routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
     if auth:
@@ -205,7 +227,8 @@ def build_app(
     for path, app in (own_guard or {}).items():
         routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
     if parts is not None:
-        guarded = auth.guard(shares.guard(parts.data_plane)) if auth else parts.data_plane
+        data_plane = placement.wrap("/{path:path}", parts.data_plane) if placement is not None else parts.data_plane
+        guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
         guarded = parts.wrap_refusals(HostGuard(guarded, transport_security(settings)))
         routes.append(Route("/{path:path}", CountedRefusals(guarded)))
 
@@ -215,6 +238,8 @@ def build_app(
             await stack.enter_async_context(lifespan())
             for manager in managers.values():
                 await stack.enter_async_context(manager.run())
+            if placement is not None:
+                await stack.enter_async_context(placement.serving())
             yield
 
     notices = [] if knows_callers(settings) else [Middleware(ProxyNotice)]
@@ -226,12 +251,13 @@ def most_request_bytes(settings: Settings) -> int:
     return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
 
 
-def _session_manager(server: MCPServer[Any], settings: Settings) -> StreamableHTTPSessionManager:
+def _session_manager(server: MCPServer[Any], settings: Settings, mark: str) -> SessionManager:
     # The SDK has its session manager, and with it the inner server, only once it has made an app. Ours has several
     # servers, so the SDK's app is dropped.
     # `json_response` and `stateless` stay off: they break progress and cancellation.
     server.streamable_http_app()
     return SessionManager(
+        mark,
         app=server.session_manager.app,
         max_request_body_size=most_request_bytes(settings),
         security_settings=transport_security(settings),

@@ -291,6 +291,8 @@ class InterpreterSurface:
         """Your sessions with state, memory and expiry."""
         infos = [await asyncio.to_thread(session.info) for session in self._sessions.of(current_principal())]
         infos += self._sessions.asleep(current_principal())
+        if self._sessions.list_others is not None:
+            infos += await self._sessions.list_others()
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, "
             f"{'' if info.files is None else f'{info.files} files, '}"

@@ -25,7 +25,7 @@ from belljar.distribution import own_version
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
-from belljar.servers import SPEAKER_HEADERS
+from belljar.servers import FLEET_HEADERS, SPEAKER_HEADERS
 from belljar.settings import MEBIBYTE
 from belljar.surfaces.auth import is_loopback
 from belljar.surfaces.forwarded import FORWARDED
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _OK: Final = "ok"
-_SPEAKER_HEADERS: Final = frozenset(name.lower().encode() for name in SPEAKER_HEADERS)
+_SPEAKER_HEADERS: Final = frozenset(name.lower().encode() for name in (*SPEAKER_HEADERS, *FLEET_HEADERS))
 _FRESH_S: Final = 1.0
 
 

@@ -179,9 +179,13 @@ class Transport(StreamableHTTPServerTransport):
     def __init__(self, events: Events, **options: Any) -> None:
         super().__init__(event_store=events, **options)
         self._events = events
+        self.client: dict[str, Any] = {}
+        """What the client said of itself when it began."""
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
         message = await _off_loop(parse_message, await request.body())
+        if isinstance(message, JSONRPCRequest) and message.method == "initialize":
+            self.client = dict(message.params or {})
         if isinstance(message, JSONRPCRequest) and str(message.id) in self._events.open_requests:
             message = [id_in_use(message)]
         if isinstance(message, list) and message:
@@ -234,10 +238,14 @@ async def _refuse(error: JSONRPCError, scope: Scope, receive: Receive, send: Sen
 
 
 class SessionManager(StreamableHTTPSessionManager):
-    """The SDK's session manager, with our transport for each MCP session, before which no body is parsed unbounded."""
+    """The SDK's session manager, with our transport for each MCP session, before which no body is parsed unbounded.
 
-    def __init__(self, **options: Any) -> None:
+    The ids of its MCP sessions begin with `mark`, by which other servers know whose they are.
+    """
+
+    def __init__(self, mark: str = "", **options: Any) -> None:
         super().__init__(**options)
+        self._mark = mark
         self._budgets: dict[str, EventBudgetBytes] = {}
 
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -256,13 +264,19 @@ class SessionManager(StreamableHTTPSessionManager):
 
         await super()._handle_request(scope, again, send)
 
+    def opened(self, session_id: str, requestor: AuthorizationContext | None) -> Transport | None:
+        """Return an MCP session of this caller's; None where there is none, or it is somebody else's."""
+        transport = self._server_instances.get(session_id)
+        is_theirs = self._session_owners.get(session_id) == requestor
+        return transport if is_theirs and isinstance(transport, Transport) else None
+
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
             return None
         if requestor is not None and [*self._session_owners.values()].count(requestor) >= SESSIONS:
             return None
         budget = self._budgets.setdefault(repr(requestor), EventBudgetBytes())
-        session_id = uuid4().hex
+        session_id = self._mark + uuid4().hex
         transport = Transport(
             Events(budget),
             mcp_session_id=session_id,

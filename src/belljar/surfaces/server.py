@@ -1,6 +1,7 @@
 """MCP servers over one runtime: which surfaces a client sees, and at which HTTP path."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from mcp.server.extension import Extension
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateSecurity
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 from mcp.types import (
@@ -37,7 +39,7 @@ from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import Structured, asked_structure, error_blocks
 from belljar.surfaces.executor import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
-from belljar.surfaces.http import build_app
+from belljar.surfaces.http import Placement, build_app
 from belljar.surfaces.interpreter import InterpreterSurface
 from belljar.surfaces.operations import Operations
 from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
@@ -206,8 +208,25 @@ def _instructions(surfaces: Sequence[str]) -> str:
     return " ".join(text for name, text in texts.items() if name in surfaces)
 
 
-def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
-    """Return one MCP server with the given surfaces; the interpreter gets the toolbox too, if there is one."""
+class _MarkedStates(AESGCMRequestStateCodec):
+    """Seals what a client brings back with an answer; before it stands which server waits for it."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__([os.urandom(32)])
+        self._mark = f"{mark}."
+
+    def seal(self, payload: bytes) -> str:
+        return self._mark + super().seal(payload)
+
+    def unseal(self, token: str) -> bytes:
+        return super().unseal(token.removeprefix(self._mark))
+
+
+def build_server(runtime: Runtime, surfaces: Sequence[str], mark: str = "") -> BelljarServer:
+    """Return one MCP server with the given surfaces; the interpreter gets the toolbox too, if there is one.
+
+    `mark` names this server to others that share its work, in what clients bring back to it.
+    """
     if runtime.toolbox is not None and "interpreter" in surfaces and "toolbox" not in surfaces:
         surfaces = [*surfaces, "toolbox"]
     server = BelljarServer(
@@ -217,6 +236,7 @@ def build_server(runtime: Runtime, surfaces: Sequence[str]) -> BelljarServer:
         version=own_version(),
         log_level=runtime.settings.log_level,
         extensions=_extensions(runtime, surfaces),
+        request_state_security=RequestStateSecurity(codec=_MarkedStates(mark)) if mark else None,
     )
     server.structured = runtime.settings.structured
     if not (runtime.isolates and runtime.shows_workspace):
@@ -270,13 +290,18 @@ def add_surfaces(plugins: Plugins) -> None:
         plugins.add("surfaces", OwnSurfaces())
 
 
-def build_http_app(runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = None) -> Starlette:
+def build_http_app(
+    runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = None, placement: Placement | None = None
+) -> Starlette:
     """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already.
 
-    The apps of `own_guard` are served at their paths, and ask for credentials themselves.
+    The apps of `own_guard` are served at their paths, and ask for credentials themselves. `placement` finds the server
+    that a request is for, where there are several.
     """
-    settings = runtime.settings
-    servers = {"/mcp": build_server(runtime, settings.surfaces)}
-    servers |= {f"/mcp/{name}": build_server(runtime, [name]) for name in settings.surfaces}
+    settings, mark = runtime.settings, placement.mark if placement is not None else ""
+    servers = {"/mcp": build_server(runtime, settings.surfaces, mark)}
+    servers |= {f"/mcp/{name}": build_server(runtime, [name], mark) for name in settings.surfaces}
     parts = next((parts for product in products() if (parts := product.http(runtime, servers))), None)
-    return build_app(servers, settings, operations=Operations(runtime), parts=parts, own_guard=own_guard)
+    return build_app(
+        servers, settings, operations=Operations(runtime), parts=parts, own_guard=own_guard, placement=placement
+    )

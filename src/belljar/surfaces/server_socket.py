@@ -9,8 +9,9 @@ import asyncio
 import math
 import os
 import pwd
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from belljar.engine.contract import Access
     from belljar.surfaces.attachment_api import AttachmentApi
-    from belljar.surfaces.event_streams import StreamShares
 
 _MOST_CONNECTIONS: Final = 256
 _MOST_STREAMS: Final = 200
@@ -44,14 +44,29 @@ async def open_reachable_runtime(settings: Settings, **options: Any) -> AsyncGen
 @asynccontextmanager
 async def serve_socket(runtime: Runtime) -> AsyncGenerator[None]:
     """Answer on the socket of this server until the block ends."""
+    opened: list[AttachmentApi] = []
+    path = runtime.settings.data_directory / "runs" / runtime.name / HTTP_SOCKET
+    try:
+        # Who is attached may read on after hours, because the user who would wait for the descriptor is the same.
+        async with open_socket(path, lambda: _api(runtime, opened), most=_MOST_CONNECTIONS, unread_s=math.inf):
+            yield
+    finally:
+        for attachments in opened:
+            await attachments.aclose()
+
+
+@asynccontextmanager
+async def open_socket(
+    path: Path, make: Callable[[], "ASGIApp"], *, most: int, unread_s: float | None = None
+) -> AsyncGenerator[None]:
+    """Answer HTTP on a socket until the block ends, with an app that is made at the first connection."""
     answering: list[_Answering] = []
 
     def protocol() -> asyncio.Protocol:
         if not answering:
-            answering.append(_Answering(runtime))
+            answering.append(_Answering(make(), most, unread_s))
         return answering[0].protocol()
 
-    path = runtime.settings.data_directory / "runs" / runtime.name / HTTP_SOCKET
     async with ipc.listen(path, protocol):
         try:
             yield
@@ -61,24 +76,19 @@ async def serve_socket(runtime: Runtime) -> AsyncGenerator[None]:
 
 
 class _Answering:
-    """The connections of the socket, and what answers on them."""
+    """The connections of a socket, and what answers on them."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, app: "ASGIApp", most: int, unread_s: float | None) -> None:
         from uvicorn.config import Config
         from uvicorn.server import ServerState
 
-        from belljar.surfaces.attachment_api import AttachmentApi
         from belljar.surfaces.connections import IDLE_S, ConnectionLimiter, connection_limit
-        from belljar.surfaces.event_streams import StreamShares
 
-        # Descriptors in reserve are for the health of the server, which is asked elsewhere. Who is attached may read
-        # on after hours, because the user who would wait for the descriptor is the same.
-        self._connections = ConnectionLimiter(connection_limit(_MOST_CONNECTIONS), reserve=0, unread_s=math.inf)
+        # Descriptors in reserve are for the health of the server, which is asked elsewhere.
+        self._connections = ConnectionLimiter(connection_limit(most), reserve=0, unread_s=unread_s)
         self._state = ServerState()
-        streams = StreamShares(_MOST_STREAMS)
-        self._attachments = AttachmentApi(runtime.sessions, streams)
         self._config = Config(
-            _api(runtime, self._attachments, streams),
+            app,
             http=self._connections.protocol,  # pyright: ignore[reportArgumentType]  # called, and nothing else
             log_config=None,
             log_level="warning",
@@ -102,15 +112,20 @@ class _Answering:
         for task in self._state.tasks:
             task.cancel()
         await asyncio.wait([self._watching, *self._state.tasks], timeout=_END_S)
-        await self._attachments.aclose()
 
 
-def _api(runtime: Runtime, attachments: "AttachmentApi", streams: "StreamShares") -> "ASGIApp":
+def _api(runtime: Runtime, opened: "list[AttachmentApi]") -> "ASGIApp":
+    """Return the HTTP API, and add its attachments to those that are `opened`."""
     from starlette.applications import Starlette
 
+    from belljar.surfaces.attachment_api import AttachmentApi
+    from belljar.surfaces.event_streams import StreamShares
     from belljar.surfaces.operations import exact
     from belljar.surfaces.rest import RestApi
 
+    streams = StreamShares(_MOST_STREAMS)
+    attachments = AttachmentApi(runtime.sessions, streams)
+    opened.append(attachments)
     engine = runtime.late_engine.get()
     engine.start()
     api = RestApi(engine, max_upload_bytes=runtime.settings.max_upload_bytes, streams=streams)

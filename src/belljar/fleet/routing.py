@@ -1,0 +1,319 @@
+"""Decides which server of the machine a request is for, by what it names, and passes it on if that is another one.
+
+Ids begin with the letters of the server that made them; whoever has older ones, names that callers chose and keys of
+calls without a session, is asked for. What names nothing is answered here, and so is what nobody knows: the answer to
+another caller's id is that to an unknown one, at whichever server it comes from.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import parse_qs
+
+import anyio
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
+from pydantic import TypeAdapter
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from belljar.engine.contract import Engine
+from belljar.errors import BelljarError, Busy
+from belljar.fleet.inner_app import CALLER, HOPS, caller_headers, has, hops_of, open_inner_app, room_of
+from belljar.fleet.legacy_calls import LegacyCalls
+from belljar.fleet.messages import answer_to, data_of, event_of
+from belljar.fleet.peers import Peer, Peers, mark_of
+from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
+from belljar.journal.journal import has_id_form
+from belljar.json_values import has_too_many_values
+from belljar.models import SessionInfo
+from belljar.runtime import Runtime
+from belljar.servers import FLEET_SOCKET
+from belljar.surfaces.auth import current_principal
+from belljar.surfaces.http import most_request_bytes
+from belljar.surfaces.resumable_streams import LARGE_BYTES, SessionManager
+
+_INFOS: Final = TypeAdapter(list[SessionInfo])
+MOST_HOPS: Final = 3
+TAG_LETTERS: Final = 3
+_SESSION_HEADER: Final = b"mcp-session-id"
+_NEW_SESSION: Final = ("execute_code", "new_session")
+_OF_CURRENT_SESSION: Final = ("exec", "list_files", "download_file")
+_AZURE_MCP: Final = "azure-mcp"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a request names: one of these, or nothing."""
+
+    id: str = ""
+    """Of a session, an execution, a task or a run."""
+    mark: str = ""
+    """Of the server that keeps in its memory what the request goes on with."""
+    name: str = ""
+    """That its caller chose for a session."""
+    key: str = ""
+    """Under which calls without a session run once."""
+    is_new: bool = False
+    """Whether a session is made for it."""
+
+
+class Fleet:
+    """This server as one of its machine's."""
+
+    def __init__(self, runtime: Runtime, machine: Path) -> None:
+        data_directory = runtime.settings.data_directory
+        self.mark = mark_of(runtime.name)
+        self.tag: str = getattr(runtime.sessions.journal, "tag", "")
+        self.peers = Peers(machine, data_directory, runtime.name, self.tag)
+        self.runtime = runtime
+        self._apps: dict[str, ASGIApp] = {}
+        self._socket = data_directory / "runs" / runtime.name / FLEET_SOCKET
+
+    def wrap(self, path: str, app: ASGIApp, manager: SessionManager | None = None) -> ASGIApp:
+        """Return an app with a router before it, and let the other servers reach both at this path."""
+        routed = Router(self, app, manager)
+        self._apps[path] = routed
+        return routed
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Answer the other servers, and know how they are, until the block ends."""
+        sessions = self.runtime.sessions
+        async with open_inner_app(self.runtime, self._socket, self.tag, self._apps), self.peers.watching():
+            sessions.list_others = self._list_others
+            try:
+                yield
+            finally:
+                sessions.list_others = None
+
+    async def _list_others(self) -> list[SessionInfo]:
+        """Return the caller's sessions at the other servers."""
+        peers, caller = [*self.peers.ready.values()], caller_headers()
+        answers = await asyncio.gather(*(peer.ask("/fleet/sessions", caller) for peer in peers))
+        return [info for answer in answers for info in _INFOS.validate_json(answer or b"[]")]
+
+    async def engines(self) -> dict[str, Engine]:
+        """Return the engines of all servers of the machine, by the names of their folders; this one is the first."""
+        own: dict[str, Engine] = {self.runtime.name: self.runtime.late_engine.get()}
+        return own | await self.peers.engines()
+
+
+class Router:
+    """The app before another one: it passes on what is for another server."""
+
+    def __init__(self, fleet: Fleet, app: ASGIApp, manager: SessionManager | None) -> None:
+        self._fleet = fleet
+        self._peers = fleet.peers
+        self._app = app
+        self._manager = manager
+        self._legacy = LegacyCalls()
+        self._has_azure = _AZURE_MCP in fleet.runtime.settings.surfaces
+        self._limit_bytes = most_request_bytes(fleet.runtime.settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request here or at the server that it is for."""
+        if not self._peers.numbers - {self._peers.number}:
+            await self._app(scope, receive, send)
+        elif hops_of(scope) > MOST_HOPS:
+            await _refuse(Busy("this request goes round in circles between servers"), None, scope, receive, send)
+        elif scope["path"].rstrip("/").endswith("/mcp") or scope["path"].startswith("/mcp/"):
+            await self._route_mcp(scope, receive, send)
+        else:
+            names = parse_qs(scope["query_string"].decode("latin-1")).get("identifier", [])
+            await self._route(Named(name=names[0]) if names else Named(), None, None, scope, receive, send)
+
+    async def _route_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION_HEADER), "")
+        if session and self._peers.by_mark(session) is not None:
+            await self._route(Named(mark=session), None, None, scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body, receive = await _read(receive, self._limit_bytes)
+        message = await _parsed(body) if body is not None else None
+        if message is None:
+            await self._app(scope, receive, send)
+        elif session and await self._legacy.take(session, message):
+            await JSONResponse(None, status_code=202)(scope, receive, send)
+        else:
+            await self._route(self._named(message, scope, session), message, body, scope, receive, send)
+
+    async def _route(
+        self,
+        named: Named,
+        message: dict[str, Any] | None,
+        body: bytes | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Answer a request that names this, here or elsewhere."""
+        try:
+            while (peer := await self._place(named, scope)) is not None:
+                try:
+                    await self._pass_on(peer, message, body, scope, receive, send)
+                except PeerAway:  # nothing was sent
+                    await self._peers.look()
+                else:
+                    return
+        except BelljarError as error:
+            await _refuse(error, message, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    # Where
+
+    async def _place(self, named: Named, scope: Scope) -> Peer | None:
+        """Return the server that a request is for; None for this one."""
+        principal, peers = current_principal(), self._peers
+        if named.mark:
+            return peers.by_mark(named.mark)
+        if named.is_new:
+            return peers.freest(**room_of(self._fleet.runtime)) if not hops_of(scope) else None
+        if named.id:
+            number = peers.number_of_tag(named.id[:TAG_LETTERS]) if has_id_form(named.id) else ""
+            number = number or await self._holder(principal, id=named.id)
+        elif named.name:
+            number = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
+        elif named.key:
+            number = await self._holder(principal, key=named.key) or peers.elected(principal, named.key)
+        else:
+            return None
+        if number in ("", peers.number):
+            return None
+        if (peer := peers.ready.get(number) or await peers.awaited(number)) is None:
+            raise _away()
+        return peer
+
+    async def _holder(self, principal: str, **named: str) -> str:
+        if has(self._fleet.runtime, principal, **named):
+            return self._peers.number
+        return await self._peers.finder(caller_headers(), **named)
+
+    def _named(self, message: Mapping[str, Any], scope: Scope, session: str) -> Named:
+        """Return what a message of MCP names."""
+        params = _mapping(message.get("params"))
+        match message.get("method"):
+            case "tools/call":
+                return self._named_by_call(params, scope, session)
+            case "tasks/get" | "tasks/update" | "tasks/cancel":
+                return Named(id=_text(params.get("taskId")))
+            case "resources/read" | "resources/subscribe" | "resources/unsubscribe":
+                scheme, _, rest = _text(params.get("uri")).partition("://")
+                is_ours = scheme in ("kernel", "execution", "session", "run")
+                return Named(id=rest.partition("/")[0].partition("?")[0]) if is_ours else Named()
+            case _:
+                return Named()
+
+    def _named_by_call(self, params: Mapping[str, Any], scope: Scope, session: str) -> Named:
+        arguments, tool = _mapping(params.get("arguments")), params.get("name")
+        mark, dot, _ = _text(params.get("requestState")).partition(".")
+        if dot and mark != self._fleet.mark and self._peers.by_mark(mark) is not None:
+            return Named(mark=mark)
+        for argument in ("session_id", "execution_id", "run_id"):
+            if text := _text(arguments.get(argument)):
+                # A surface of Azure's takes names in place of ids.
+                is_name = argument == "session_id" and self._has_azure and not has_id_form(text)
+                return Named(name=text) if is_name else Named(id=text)
+        if name := _text(arguments.get("environmentId")):
+            return Named(name=name)
+        if key := _text(arguments.get("idempotency_key")):
+            return Named(key=key)
+        is_azure = scope["path"].endswith(_AZURE_MCP) or (self._has_azure and tool in _OF_CURRENT_SESSION)
+        if is_azure and not session:
+            # Where the protocol has no connections, each principal has one current session.
+            return Named(key=_AZURE_MCP)
+        return Named(is_new=tool in _NEW_SESSION and not is_azure)
+
+    # Passing on
+
+    async def _pass_on(
+        self,
+        peer: Peer,
+        message: dict[str, Any] | None,
+        body: bytes | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        headers = [(name, value) for name, value in passed_on(scope) if name not in (CALLER, HOPS)]
+        headers += [*caller_headers(), (HOPS, str(hops_of(scope) + 1).encode())]
+        if message is not None and (client := self._legacy_client(scope)) is not None:
+            await self._legacy.carry(peer, client, message, headers, scope, send)
+        else:
+            await relay(peer.connections, scope, receive, send, headers, body, last_event=_last_event(message))
+
+    def _legacy_client(self, scope: Scope) -> dict[str, Any] | None:
+        """Return what the client said of itself, if the request is of an MCP session of ours; None for others."""
+        session = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION_HEADER), "")
+        if not session or self._manager is None:
+            return None
+        user = scope.get("user")
+        requestor = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
+        transport = self._manager.opened(session, requestor)
+        return transport.client if transport is not None else None
+
+
+def _away() -> Busy:
+    return Busy("the server of this session is away", hint="It starts again by itself: call again in a few seconds")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+async def _read(receive: Receive, limit_bytes: int) -> tuple[bytes | None, Receive]:
+    """Return the body of a request, and what gives it once more; None for one that is too long or not whole."""
+    messages: list[Message] = []
+    size = 0
+    while True:
+        messages.append(message := await receive())
+        size += len(message.get("body", b""))
+        if not message.get("more_body") or size > limit_bytes:
+            break
+    is_whole = message["type"] == "http.request" and not message.get("more_body")
+
+    async def again() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return (b"".join(each.get("body", b"") for each in messages) if is_whole else None), again
+
+
+async def _parsed(body: bytes) -> dict[str, Any] | None:
+    """Return the message in a body; None for what is none, which this server's own app refuses."""
+
+    def parse() -> dict[str, Any] | None:
+        try:
+            value = None if has_too_many_values(body) else json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+    return await anyio.to_thread.run_sync(parse) if len(body) > LARGE_BYTES else parse()
+
+
+async def _refuse(
+    error: BelljarError, message: Mapping[str, Any] | None, scope: Scope, receive: Receive, send: Send
+) -> None:
+    if message is not None and "id" in message:
+        await JSONResponse(answer_to(message, error))(scope, receive, send)
+        return
+    told = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+    status = 503 if isinstance(error, Busy) else 502
+    await JSONResponse(told, status_code=status, headers={"Retry-After": "2"})(scope, receive, send)
+
+
+def _last_event(message: Mapping[str, Any] | None) -> bytes:
+    """Return the last event of a stream that broke off, with which the call is answered."""
+    if message is None or "id" not in message:
+        return b""
+    return event_of(data_of(answer_to(message, session_lost())))
