@@ -10,7 +10,7 @@ from belljar.environments import Environment
 from belljar.executions.cell import make_cell
 from belljar.runtime import open_runtime
 from belljar.sessions import checkpoints
-from belljar.sessions.checkpoints import Checkpoint, CheckpointWatcher
+from belljar.sessions.checkpoints import Checkpoint, CheckpointDeposits
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 
@@ -40,7 +40,7 @@ async def run(session: Session, code: str) -> None:
     await session.queue.drain()
 
 
-class Watching(CheckpointWatcher):
+class Watching(CheckpointDeposits):
     """Hears of states with a variable."""
 
     def __init__(self, variable: str) -> None:
@@ -50,6 +50,9 @@ class Watching(CheckpointWatcher):
     def on_change(self, checkpoint: Checkpoint) -> None:
         if self._variable in checkpoint.variables:
             self.is_kept.set()
+
+    def on_drop(self, checkpoint: Checkpoint) -> None:
+        """Nothing was deposited."""
 
 
 async def test_cells_that_follow_each_other_have_one_task_that_waits(
@@ -67,7 +70,7 @@ async def test_the_state_after_the_last_of_many_cells_is_kept_without_another(se
     watching = Watching("last")
     for number in range(8):
         await run(session, f"x = {number}")
-    session.session_kernel.checkpoints.watcher = watching
+    session.session_kernel.checkpoints.deposits = watching
     await run(session, "last = 1")
     async with asyncio.timeout(30):
         await watching.is_kept.wait()

@@ -5,8 +5,8 @@
 whose they are.
 """
 
-from belljar.attachments.base import AttachedSession
 from belljar.attachments.local import LocalAttachment, attach
+from belljar.attachments.messages import AttachedSession
 from belljar.attachments.remote import open_attachment, open_served
 
 __all__ = [

@@ -35,7 +35,7 @@ from belljar.outputs.jupyter_messages import OutputKind, ending, output_at_once,
 from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.questions.models import QuestionReply
 from belljar.questions.schema import typed_prompt, values_of
-from belljar.sessions.between_cells import ask_between_cells
+from belljar.sessions.kernel_questions import ask_between_cells
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
@@ -54,6 +54,10 @@ class LocalAttachment:
 
     def __init__(self, session: Session, read_display: ReadDisplay, author: str) -> None:
         self._session = session
+        self.session_id = session.id
+        self.environment = session.environment
+        kernel = session.session_kernel.kernel
+        self.python_version = kernel.environment.version if isinstance(kernel, IPythonKernel) else ""
         self._read_display = read_display
         self._author = author
         self._own: set[str] = set()
@@ -61,33 +65,12 @@ class LocalAttachment:
         self._queue: asyncio.Queue[Execution | CommUpdate | CommHeard | None] = asyncio.Queue()
         self._views = CommViews()
         last = session.queue.latest()
-        self._count = last.result().execution_count if last else 0
+        self.count = last.result().execution_count if last else 0
         session.watchers.add(self._on_execution)
         session.comms.add_watcher(self._on_comm)
         for execution in session.queue.running():
             if execution.has_started:
                 self._on_execution(execution)
-
-    @property
-    def session_id(self) -> str:
-        """See `AttachedSession`."""
-        return self._session.id
-
-    @property
-    def environment(self) -> str:
-        """See `AttachedSession`."""
-        return self._session.environment
-
-    @property
-    def python_version(self) -> str:
-        """See `AttachedSession`."""
-        kernel = self._session.session_kernel.kernel
-        return kernel.environment.version if isinstance(kernel, IPythonKernel) else ""
-
-    @property
-    def count(self) -> int:
-        """See `AttachedSession`."""
-        return self._count
 
     def _on_execution(self, execution: Execution | None) -> None:
         if execution is None:
@@ -122,7 +105,7 @@ class LocalAttachment:
 
     async def _events_of(self, execution: Execution) -> AsyncGenerator[SessionEvent]:
         is_own = execution.id in self._own
-        count = self._count + 1
+        count = self.count + 1
         yield ExecutionStarted(execution_id=execution.id, code=execution.cell.code, count=count, is_own=is_own)
         has_error = False
         async for item in self._outputs_of(execution, count, is_own=is_own):
@@ -132,7 +115,7 @@ class LocalAttachment:
         for output, content in ending(result, has_error=has_error):
             yield ExecutionOutput(execution_id=execution.id, output=output, content=content)
         self._own.discard(execution.id)
-        self._count = result.execution_count
+        self.count = result.execution_count
         yield ExecutionEnded(execution_id=execution.id, status=result.status, count=result.execution_count)
 
     async def _outputs_of(self, execution: Execution, count: int, *, is_own: bool) -> AsyncGenerator[SessionEvent]:

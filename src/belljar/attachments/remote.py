@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from belljar import ipc
 from belljar.attachments import messages
-from belljar.attachments.base import AttachedSession
 from belljar.attachments.messages import (
     AnswerRequest,
     Attached,
+    AttachedSession,
     CommRequest,
     CommsRequest,
     CompletenessReply,
@@ -122,8 +122,8 @@ class RemoteAttachment:
         self._client = client
         self._events: asyncio.Queue[SessionEvent] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self._reading: asyncio.Task[None] | None = None
-        self._attached: Attached | None = None
-        self._count = 0
+        self._id = self.session_id = self.environment = self.python_version = ""
+        self.count = 0
         # Cells, answers and messages to widgets arrive in the order of their calls.
         self._in_order = asyncio.Lock()
 
@@ -136,38 +136,19 @@ class RemoteAttachment:
         except httpx2.TransportError:
             raise _gone() from None
         _check(response)
-        self._attached = Attached.model_validate_json(response.content, extra="ignore")
-        self._count = self._attached.count
+        attached = Attached.model_validate_json(response.content, extra="ignore")
+        self._id, self.session_id, self.count = attached.attachment_id, attached.session_id, attached.count
+        self.environment, self.python_version = attached.environment, attached.python_version
         is_read = asyncio.get_running_loop().create_future()
         self._reading = asyncio.get_running_loop().create_task(self._read(is_read))
         await is_read
-
-    @property
-    def session_id(self) -> str:
-        """See `AttachedSession`."""
-        return self._attached.session_id if self._attached else ""
-
-    @property
-    def environment(self) -> str:
-        """See `AttachedSession`."""
-        return self._attached.environment if self._attached else ""
-
-    @property
-    def python_version(self) -> str:
-        """See `AttachedSession`."""
-        return self._attached.python_version if self._attached else ""
-
-    @property
-    def count(self) -> int:
-        """See `AttachedSession`."""
-        return self._count
 
     async def events(self) -> AsyncGenerator[SessionEvent]:
         """See `AttachedSession`."""
         while True:
             item = await self._events.get()
             if isinstance(item, messages.ExecutionEnded):
-                self._count = item.count
+                self.count = item.count
             yield item
             if isinstance(item, SessionEnded):
                 return
@@ -223,7 +204,7 @@ class RemoteAttachment:
     # The connection
 
     def _path(self) -> str:
-        return f"{_PATH}/{self._attached.attachment_id if self._attached else ''}"
+        return f"{_PATH}/{self._id}"
 
     async def _ask(self, request: Request, kind: type[_Reply]) -> _Reply:
         if self._reading is None or self._reading.done():

@@ -60,8 +60,8 @@ from belljar.policy.decision_log import read_decisions
 from belljar.questions.models import InboxQuestion
 from belljar.sandboxes.limits.table import LIMITS
 from belljar.servers import HTTP_SOCKET
-from belljar.sessions.between_cells import ask_between_cells
 from belljar.sessions.history import bounded_notebook
+from belljar.sessions.kernel_questions import ask_between_cells
 from belljar.sessions.registry import Registry
 
 _LIVE = ("running", "idle", "fresh")

@@ -6,8 +6,8 @@ from typing import Final, Literal
 from belljar.engine.models import TableColumnInfo, TableRows, VariableEntry, VariableList
 from belljar.errors import Busy, InvalidArgument, VariableMissing
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS, TablePart
+from belljar.sessions.kernel_questions import NoLook, look_at_rows, look_at_variables
 from belljar.sessions.session import Session
-from belljar.sessions.variables import NoLook, look_at_rows, look_at_variables
 
 _ORDER: Final = re.compile(r"([0-9]{1,9}):(asc|desc)")
 _TABLES: Final = (

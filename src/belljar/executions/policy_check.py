@@ -49,6 +49,10 @@ def _raised(error: SyntaxError, line: int) -> Raised:
     return Raised(name, f"{message} (line {line})", [f"  Cell, line {line}", *place, f"{name}: {message}"])
 
 
+async def ask_nobody(_: Question) -> None:
+    """Return no answer, where nobody can be asked: of code that is only saved, and of programs."""
+
+
 async def check_policy(
     plugins: Plugins, guard: Guard, cell: CellFacts, ask: Callable[[Question], Awaitable[QuestionReply | None]]
 ) -> list[str]:

@@ -19,6 +19,7 @@ from belljar.errors import BelljarError, NoCheckpoint
 from belljar.files.snapshots import RestoreReport, Snapshots
 from belljar.journal.journal import Journal
 from belljar.kernels.base import ForkableKernel, Kernel, KernelCheckpoint
+from belljar.provisioning.handover import Handover, RestoredCheckpoint
 
 # The checkpoint before the first cell
 
@@ -92,20 +93,62 @@ class Checkpoint:
         return await self.origin.restore(self.process)
 
 
-class CheckpointWatcher:
-    """Notified of every checkpoint. This one does nothing; `session_kernel.py` has one that deposits them."""
+class CheckpointDeposits:
+    """Deposits the checkpoints of one session for the next server, where anything outlives this one."""
+
+    def __init__(self, session_id: str, handover: Handover) -> None:
+        self._session_id = session_id
+        self._handover = handover
 
     def on_change(self, checkpoint: Checkpoint) -> None:
-        """Note a new or changed checkpoint."""
+        """Deposit a checkpoint, so that it outlives the server."""
+        description = {
+            "label": checkpoint.label,
+            "variables": checkpoint.variables,
+            "files_gap": checkpoint.files_problem,
+            "execution_id": checkpoint.execution_id,
+            "number": checkpoint.number,
+            "order": checkpoint.order,
+        }
+        self._handover.deposit_checkpoint(
+            self._session_id, checkpoint.label, checkpoint.origin, checkpoint.process, description
+        )
 
     def on_drop(self, checkpoint: Checkpoint) -> None:
-        """Note that a checkpoint was dropped."""
+        """Withdraw the deposit of a checkpoint that was dropped."""
+        self._handover.withdraw_checkpoint(self._session_id, checkpoint.label)
+
+
+def restored_checkpoints(
+    deposits: Sequence[RestoredCheckpoint], kernel: ForkableKernel, make_fresh: Callable[[], FreshCheckpoint]
+) -> list[Checkpoint]:
+    """Return the checkpoints that an earlier server deposited for the session of this kernel."""
+    checkpoints: list[Checkpoint] = []
+    for restored in deposits:
+        description = restored.description
+        if restored.process is None:  # it has no process, because it is that of a fresh kernel
+            origin = process = make_fresh()
+        else:
+            origin, process = kernel, restored.process
+        checkpoints.append(
+            Checkpoint(
+                origin,
+                process,
+                tuple(description["variables"]),
+                description["label"],
+                description["files_gap"],
+                description["execution_id"],
+                description["number"],
+                description["order"],
+            )
+        )
+    return checkpoints
 
 
 class Checkpoints:
     """The checkpoints of one session, oldest first."""
 
-    def __init__(self, snapshots: Snapshots, watcher: CheckpointWatcher, *, most: int, memory_mb: int) -> None:
+    def __init__(self, snapshots: Snapshots, deposits: CheckpointDeposits, *, most: int, memory_mb: int) -> None:
         self.is_due = True
         """Whether a cell has run since the last checkpoint was taken."""
         self.refusal = ""
@@ -114,7 +157,7 @@ class Checkpoints:
         self._most = most
         self._memory_mb = memory_mb
         self._checkpoints: list[Checkpoint] = []
-        self.watcher = watcher
+        self.deposits = deposits
         self._lost: dict[str, str] = {}
         """Executions whose checkpoints were lost, and how."""
         self._unkept: dict[str, str] = {}
@@ -184,7 +227,7 @@ class Checkpoints:
             Checkpoint(fresh or kernel, process, variables, label, "" if report.is_complete else report.reason)
         )
         metrics.checkpoints.add()
-        self.watcher.on_change(self._checkpoints[-1])
+        self.deposits.on_change(self._checkpoints[-1])
         await self._apply_limits(kernel)
 
     async def _apply_limits(self, current: ForkableKernel) -> None:
@@ -228,7 +271,7 @@ class Checkpoints:
         if self._checkpoints and not self._checkpoints[-1].execution_id and not self.is_due:
             self._checkpoints[-1].execution_id = execution_id
             self._checkpoints[-1].number = number
-            self.watcher.on_change(self._checkpoints[-1])
+            self.deposits.on_change(self._checkpoints[-1])
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that can be restored; None if there is none."""
@@ -331,13 +374,13 @@ class Checkpoints:
         for later in self._checkpoints[index + 1 :]:
             await self._drop(later, checkpoint.origin)
         checkpoint.execution_id, checkpoint.number = "", 0
-        self.watcher.on_change(checkpoint)
+        self.deposits.on_change(checkpoint)
         self.is_due = False
 
     async def _drop(self, checkpoint: Checkpoint, current: ForkableKernel | FreshCheckpoint | None = None) -> None:
         """Drop a checkpoint; if its kernel is gone and it was the last in that kernel's sandbox, close the sandbox."""
         self._checkpoints.remove(checkpoint)
-        self.watcher.on_drop(checkpoint)
+        self.deposits.on_drop(checkpoint)
         checkpoint.origin.forget(checkpoint.process)
         others = [*([current] if current is not None else []), *(one.origin for one in self._checkpoints)]
         origin = checkpoint.origin
@@ -358,7 +401,7 @@ class Checkpoints:
             if not checkpoint.files_problem and checkpoint.label not in complete:
                 checkpoint.files_problem = "they were lost with an earlier server"
             self._lost.pop(checkpoint.execution_id, None)
-            self.watcher.on_change(checkpoint)  # another version of belljar may have deposited it
+            self.deposits.on_change(checkpoint)  # another version of belljar may have deposited it
         self._checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
         # The last one is the present state of the session if no execution started from it.
         self.is_due = not self._checkpoints or bool(self._checkpoints[-1].execution_id)

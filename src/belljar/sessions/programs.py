@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from belljar.environments import Environment
 from belljar.environments.installs import InstallOutcome, OnStage, install
 from belljar.errors import TooLarge
-from belljar.executions.policy_check import check_policy
+from belljar.executions.policy_check import ask_nobody, check_policy
 from belljar.facts import CellFacts, SessionFacts
 from belljar.files.disk_usage import DiskQuota
 from belljar.files.fd_walk import remove_tree
@@ -30,7 +30,6 @@ from belljar.provisioning.code_files import CodeFiles
 from belljar.provisioning.program_process import OUTPUT_CAP_BYTES, ProgramEnd, program_arguments, run_program
 from belljar.provisioning.sandbox_specs import room_for
 from belljar.provisioning.starter import KernelStarter
-from belljar.questions.models import Question
 from belljar.sandboxes.base import Identity
 from belljar.sandboxes.host_users import make_layer
 from belljar.sessions.registry import Registry
@@ -65,10 +64,6 @@ class ProgramFolders:
             if self.identity is not None:
                 os.chown(folder, self.identity.uid, self.identity.gid)
         make_layer(self.layer, self.identity)
-
-
-async def _ask_nobody(_: Question) -> None:
-    """Return no answer, because clients of programs cannot be asked."""
 
 
 class ProgramRunner:
@@ -132,7 +127,7 @@ class ProgramRunner:
         # Read once, because another program of this caller may change the file while the policy is checked.
         code = await asyncio.to_thread(self.storage.read, name)
         cell = CellFacts(self._name, self._principal, name, code, environment.name)
-        warnings = await check_policy(self._plugins, self._guard, cell, _ask_nobody)
+        warnings = await check_policy(self._plugins, self._guard, cell, ask_nobody)
         warnings += await self._plugins.tell("before_execution", cell=cell)
         end = await self._run(environment, name, code)
         return await self._screen(replace(end, notices=tuple(warnings)))

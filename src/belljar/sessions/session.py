@@ -42,11 +42,11 @@ from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.sandboxes.base import Incident
 from belljar.sandboxes.gpus import Gpu
-from belljar.sessions.checkpoints import Checkpoints, CheckpointWatcher, UndoHistory
+from belljar.sessions.checkpoints import CheckpointDeposits, Checkpoints, UndoHistory
 from belljar.sessions.comms import SessionComms
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.queue import ExecutionQueue, interrupt_all
-from belljar.sessions.session_kernel import CheckpointDeposits, SessionKernel, StartKernel
+from belljar.sessions.session_kernel import SessionKernel, StartKernel
 from belljar.settings import MEBIBYTE, Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.session_view import SessionSkills
@@ -160,13 +160,13 @@ class Session:
         snapshots = Snapshots(
             folders.workspace, folders.snapshots, limit_bytes=limit_bytes, outlives_server=outlives_server
         )
-        watcher = CheckpointDeposits(self.id, handover) if handover.is_on else CheckpointWatcher()
+        deposits = CheckpointDeposits(self.id, handover)
         return SessionKernel(
             folders,
             start_kernel=start_kernel,
             quota=self.quota,
             checkpoints=Checkpoints(
-                snapshots, watcher, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
+                snapshots, deposits, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
             ),
             is_busy=lambda: self.is_busy,
             on_growth=self._on_growth,

@@ -12,10 +12,9 @@ from typing import Final
 
 from belljar.errors import BelljarError, CodeRejected, InvalidArgument
 from belljar.executions.cell import make_cell
-from belljar.executions.policy_check import check_policy
+from belljar.executions.policy_check import ask_nobody, check_policy
 from belljar.facts import CellFacts
 from belljar.models import ExecutionResult
-from belljar.questions.models import Question
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.skills.format import (
@@ -123,7 +122,7 @@ class SkillSaver:
             code = data.decode(errors="replace")
             facts = CellFacts(session.id, session.principal, f"skill {content.name}", code, session.environment)
             try:
-                await check_policy(session.plugins, session.guard, facts, _ask_nobody)
+                await check_policy(session.plugins, session.guard, facts, ask_nobody)
             except CodeRejected as error:
                 reason = error.message.removeprefix("the code did not run").lstrip(":, ")
                 raise BadSkill(
@@ -141,10 +140,6 @@ class SkillSaver:
         if result.status != "ok":
             reason = _reason(result, content, is_example=failure == _EXAMPLE_FAILS)
             raise BadSkill(f"skill {content.name} was not saved: {failure}: {reason}", hint=NOTHING_STORED)
-
-
-async def _ask_nobody(_: Question) -> None:
-    """Return no answer, because nobody is asked about code that is only saved."""
 
 
 def build_content(

@@ -1,24 +1,60 @@
-"""Asks the kernel of a live session what it has in its variables, for an observer.
+"""Questions to a session's kernel that a person waits for: completions, help, a look at its variables.
 
-A look waits for no cell, starts no kernel, and is no use of the session: its lease does not notice. What is told passes
-the session's screens, as its output does, so that personal data and what the policy hides stay hidden.
+They take the session's turn, as a cell does, and are given up rather than made to wait for a cell. A look at variables
+starts no kernel, and is no use of the session: its lease does not notice. What is told passes the session's screens, as
+its output does, so that personal data and what the policy hides stay hidden.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, Literal, TypeVar, cast
 
 from belljar.errors import KernelDied
+from belljar.kernels.base import Kernel
 from belljar.kernels.variables import TablePage, TablePart, VariableKernel, VariableListing
 from belljar.outputs.events import DisplayData
 from belljar.privacy.detectors import LONGEST_CHARS
-from belljar.sessions.between_cells import kernel_between_cells
 from belljar.sessions.session import Session
 
 SHOWN_CHARS: Final = 200
 _TEXTS: Final = "application/json"
 _Answer = TypeVar("_Answer")
+# A completion that is a second late is too late, because the person has typed on. A checkpoint that is taken between
+# two cells is over by then.
+TURN_TIMEOUT_S: Final = 1.0
+
+
+@asynccontextmanager
+async def kernel_between_cells(session: Session) -> AsyncGenerator[Kernel | Literal["busy", "not started"]]:
+    """Hold the session's turn while its kernel is asked; yields why not when it runs a cell or has no kernel."""
+    if session.is_busy:
+        yield "busy"
+        return
+    try:
+        async with asyncio.timeout(TURN_TIMEOUT_S):
+            await session.turn.acquire()
+    except TimeoutError:
+        yield "busy"
+        return
+    try:
+        kernel = session.session_kernel.kernel
+        yield kernel if kernel is not None and kernel.is_alive() else "not started"
+    finally:
+        session.turn.release()
+
+
+async def ask_between_cells(session: Session, ask: Callable[[Kernel], Awaitable[_Answer]]) -> _Answer | None:
+    """Return the kernel's answer; None when the session is busy, or has no kernel, or that dies meanwhile."""
+    try:
+        async with kernel_between_cells(session) as kernel:
+            return None if isinstance(kernel, str) else await ask(kernel)
+    except KernelDied:
+        return None
+
+
+# Variables
 
 NoLook = Literal["busy", "not started", "names only", "withheld"]
 """Why a kernel told nothing: a cell runs, there is none yet, it cannot tell, or a rule for output withholds it."""
