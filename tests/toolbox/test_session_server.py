@@ -141,8 +141,8 @@ async def test_what_is_fetched_late_arrives_whole(tmp_path: Path, monkeypatch: p
     async with served(tmp_path) as (tool_server, connected):
         sock = connected()
         await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
-        await until(lambda: 0 < tool_server.under_way == tool_server.unsent.waiting)
-        assert tool_server.unsent.size_bytes > session_server.MAX_BYTES
+        await until(lambda: 0 < tool_server.under_way == tool_server.unread_answers.waiting)
+        assert tool_server.unread_answers.size_bytes > session_server.MAX_BYTES
         answers = await lines(sock, 12)
         assert {answer["id"]: len(answer["text"]) for answer in answers} == dict.fromkeys(range(1, 13), 3 * MEBIBYTE)
 
@@ -159,7 +159,7 @@ async def test_who_never_reads_loses_its_connection_and_nobody_else_does(
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await pushed([sock], b"".join(search(number, 3) for number in range(1, 13)))
         await until(lambda: tool_server.under_way == 0 and "unread" in caplog.text)
-        assert (tool_server.unsent.waiting, tool_server.unsent.size_bytes) == (0, 0)
+        assert (tool_server.unread_answers.waiting, tool_server.unread_answers.size_bytes) == (0, 0)
         writer.write(search(2, query=""))
         assert json.loads(await reader.readline())["id"] == 2
         writer.close()
@@ -174,10 +174,10 @@ async def test_while_too_much_is_unread_no_further_request_begins(tmp_path: Path
         sock = connected()
         for number in range(1, 4):
             sock.send(search(number, 3))
-            await until(lambda number=number: tool_server.unsent.waiting == number)
+            await until(lambda number=number: tool_server.unread_answers.waiting == number)
         sock.send(b"".join(search(number, 3) for number in range(4, 9)))
         await until(lambda: is_taken(sock))
-        assert (tool_server.under_way, tool_server.unsent.is_full) == (3, True)
+        assert (tool_server.under_way, tool_server.unread_answers.is_full) == (3, True)
         assert sorted(answer["id"] for answer in await lines(sock, 8)) == [*range(1, 9)]
 
 

@@ -10,6 +10,7 @@ import grp
 import logging
 import os
 import pwd
+import secrets
 import stat
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def write_file(path: Path, content: str | bytes) -> None:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != FILE_MODE:
             os.fchmod(descriptor, FILE_MODE)
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file as `write_file` does, completely or not at all, because half a file could not be read again."""
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        write_file(draft, content)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def open_data_directory(folder: Path) -> None:

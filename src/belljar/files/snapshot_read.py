@@ -28,7 +28,7 @@ ENTRY_BYTES = 128
 """The memory that an entry of a snapshot takes."""
 
 
-class NotKept(Exception):
+class SnapshotFailure(Exception):
     """The snapshot could not be taken; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
@@ -55,12 +55,12 @@ class TreeReader:
         self._stat_trust = StatTrust()
 
     def read(self, folder: str, before: FolderNode | None) -> FolderNode:
-        """Return the whole folder, sharing nodes with the tree before; `NotKept` if it cannot be read completely."""
+        """Return the whole folder, sharing nodes with the tree before; `SnapshotFailure` if not all can be read."""
         try:
             with open_folder(folder) as (descriptor, status):
                 tree = self._list(descriptor, status, before)
         except OSError as error:
-            raise NotKept(f"the folder cannot be read: {error.strerror}") from error
+            raise SnapshotFailure(f"the folder cannot be read: {error.strerror}") from error
         self._keep(tree)
         return tree
 
@@ -83,7 +83,7 @@ class TreeReader:
 
     def _list(self, descriptor: int, status: os.stat_result, before: Node | None) -> FolderNode:
         if len(self._parts) > MAX_DEPTH:
-            raise NotKept(f"the folder is more than {MAX_DEPTH} levels deep")
+            raise SnapshotFailure(f"the folder is more than {MAX_DEPTH} levels deep")
         known = before.children if isinstance(before, FolderNode) else {}
         children: dict[str, Node] = {}
         later: list[str] = []
@@ -111,7 +111,7 @@ class TreeReader:
     def _count(self) -> None:
         self.entries += 1
         if self.entries > MAX_ENTRIES:
-            raise NotKept(f"the folder has more than {MAX_ENTRIES} entries")
+            raise SnapshotFailure(f"the folder has more than {MAX_ENTRIES} entries")
         self._spend(ENTRY_BYTES)
 
     def _spend(self, size_bytes: int) -> None:
@@ -119,8 +119,8 @@ class TreeReader:
         if self._room_bytes < 0:
             raise self._over_limit()
 
-    def _over_limit(self) -> NotKept:
-        return NotKept(f"all snapshots together would take more than {self._limit_bytes} bytes")
+    def _over_limit(self) -> SnapshotFailure:
+        return SnapshotFailure(f"all snapshots together would take more than {self._limit_bytes} bytes")
 
     def _known_file(self, entry: os.DirEntry[str]) -> FileNode | None:
         """Return the node of a file whose content is known by its status alone, as for most files; else None."""
@@ -146,7 +146,7 @@ class TreeReader:
             except OSError as error:
                 if error.errno not in SWAPPED:
                     name = shown(display_name("/".join(self._parts)))
-                    raise NotKept(f"{name} cannot be kept: {error.strerror}") from error
+                    raise SnapshotFailure(f"{name} cannot be kept: {error.strerror}") from error
         self.changed.add(self._parts, "was something else each time it was opened, and is left out")
         return None
 
@@ -215,8 +215,8 @@ class TreeReader:
         return content
 
 
-def _no_store(error: OSError) -> NotKept:
-    return NotKept(f"a file cannot be copied to the store of snapshots: {error.strerror}")
+def _no_store(error: OSError) -> SnapshotFailure:
+    return SnapshotFailure(f"a file cannot be copied to the store of snapshots: {error.strerror}")
 
 
 def _file_node(status: os.stat_result, content: Content) -> FileNode:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from belljar.errors import EngineError
 from belljar.files.fd_walk import remove_tree
-from belljar.files.private import make_folder, write_file
+from belljar.files.private import make_folder, replace_file
 from belljar.files.stat_trust import Stamp
 
 INODE_BYTES = 512
@@ -189,9 +189,7 @@ TakeContent = Callable[[str, int], Content]
 
 def write_index(path: Path, tree: FolderNode) -> None:
     """Write a tree to a file, completely or not at all."""
-    draft = path.with_suffix(".new")
-    write_file(draft, json.dumps(_node_fields(tree)))
-    draft.replace(path)
+    replace_file(path, json.dumps(_node_fields(tree)))
 
 
 def read_index(path: Path, take_content: TakeContent) -> FolderNode:

@@ -15,7 +15,7 @@ from pathlib import Path
 from belljar.errors import EngineError, InvalidArgument
 from belljar.files.fd_walk import Omission, remove_tree
 from belljar.files.names import shown
-from belljar.files.snapshot_read import ENTRY_BYTES, NotKept, TreeReader
+from belljar.files.snapshot_read import ENTRY_BYTES, SnapshotFailure, TreeReader
 from belljar.files.snapshot_tree import Content, ContentStore, FolderNode, KnownFile, read_index, write_index
 from belljar.files.snapshot_write import TreeWriter
 from belljar.files.stat_trust import Inode
@@ -87,7 +87,7 @@ class Snapshots:
             reason = ""
             try:
                 tree = reader.read(self._folder, self._latest)
-            except NotKept as error:
+            except SnapshotFailure as error:
                 reader.undo()
                 self._forget(label)
                 self._reasons[label] = reason = error.reason

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,12 +42,19 @@ from belljar.kernels.forked_process import (
     set_expendable,
 )
 from belljar.kernels.handover_note import NoNoteFile, NoteFile
-from belljar.kernels.launch import await_ready, cause_of, held_command, runner_command, session_environment
+from belljar.kernels.launch import (
+    await_ready,
+    cause_of,
+    held_command,
+    runner_command,
+    send_interrupt,
+    session_environment,
+)
 from belljar.kernels.protocol import check_question, event_of, plain_text
 from belljar.kernels.variables import TablePage, TablePart, VariableListing
 from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
-from belljar.sandboxes.base import ForkedSandbox, Incident, Interruptible, Sandbox, SandboxProcess
+from belljar.sandboxes.base import ForkedSandbox, Incident, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 # A process that ends closes its socket a moment before its exit status can be read.
@@ -316,14 +322,9 @@ class IPythonKernel:
             return
         # Send the message before the signal: a cell that has not begun when the signal comes reads it and does not
         # begin.
-        with contextlib.suppress(ProcessLookupError, KernelDied):
+        with contextlib.suppress(KernelDied):
             await self._wire.send({"op": "interrupt", "id": self._requests.last_id})
-            if isinstance(self._process, Interruptible):
-                self._process.interrupt()
-            elif self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
-            else:
-                os.kill(self._pid, signal.SIGINT)
+            send_interrupt(self._process, self._pidfd, self._pid)
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See `Kernel`."""

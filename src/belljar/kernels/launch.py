@@ -18,7 +18,7 @@ from belljar.kernels import protocol
 from belljar.kernels.forked_process import UNKNOWN_STATUS, ForkedProcess
 from belljar.kernels.wire import Wire
 from belljar.outputs.events import Stream
-from belljar.sandboxes.base import HOLD, Sandbox, SandboxProcess
+from belljar.sandboxes.base import HOLD, Interruptible, Sandbox, SandboxProcess
 
 # The runner is loaded by path under a name of its own, because the session's Python need not have belljar and the
 # session's sys.path must not get our folder.
@@ -129,3 +129,14 @@ def cause_of(status: int) -> str:
         if number:
             return f"signal {signal.Signals(number).name}"
     return f"exit status {status}"
+
+
+def send_interrupt(process: SandboxProcess, pidfd: int | None, pid: int) -> None:
+    """Send SIGINT to a kernel's process: by its sandbox where that can, else by its pidfd, else by its pid."""
+    with contextlib.suppress(ProcessLookupError):
+        if isinstance(process, Interruptible):
+            process.interrupt()
+        elif pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signal.SIGINT)
+        else:
+            os.kill(pid, signal.SIGINT)

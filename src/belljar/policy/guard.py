@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.facts import ToolCallFacts, Verdict
-from belljar.files.private import write_file
+from belljar.files.private import replace_file
 from belljar.logs import pseudonym
 from belljar.outputs.recorder import OutputScreen
 from belljar.policy.cell_syntax import is_quick
@@ -109,13 +109,10 @@ class GuardState:
 
 
 def _write_json(path: Path | None, values: Mapping[str, Any]) -> None:
-    """Write a file completely or not at all, because half a file (after a full disk) could not be read again."""
     if path is None:
         return
-    draft = path.with_suffix(".new")
     try:
-        write_file(draft, json.dumps(values))
-        draft.replace(path)
+        replace_file(path, json.dumps(values))
     except OSError as error:
         log.warning("%s is not kept: %s", path.name, error.strerror)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from belljar.files.private import write_file
+from belljar.files.private import replace_file
 from belljar.privacy.rules import TOKENS
 
 # Token numbers: none is used twice in a session, however its server dies. What the tokens of a killed server stood for
@@ -70,10 +70,8 @@ def _read(path: Path) -> dict[str, int]:
 
 
 def _write(path: Path, reserved: dict[str, int]) -> None:
-    draft = path.with_suffix(".new")
     try:
-        write_file(draft, json.dumps(reserved))
-        draft.replace(path)
+        replace_file(path, json.dumps(reserved))
     except OSError as error:
         log.warning("the numbers of tokens are not kept: %s", error.strerror)
 

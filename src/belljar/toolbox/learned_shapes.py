@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
-from belljar.files.private import make_folder, write_file
+from belljar.files.private import make_folder, replace_file
 from belljar.toolbox.base import JsonObject
 
 log = logging.getLogger(__name__)
@@ -200,19 +199,14 @@ class Shapes:
 
     def _keep(self, server: str, known: dict[str, JsonObject]) -> None:
         """Write a server's shapes to its file; if that fails, they last until belljar stops."""
-        file = self._file(server)
-        draft = file.with_suffix(f".{os.getpid()}")
         text = json.dumps(known, indent=1)
         if len(text) > _FILE_BYTES:
             return
         try:
             make_folder(self._folder)
-            write_file(draft, text)
-            draft.replace(file)
+            replace_file(self._file(server), text)
         except OSError as error:
             log.warning("the shapes of %s cannot be kept: %s", server, error.strerror)
-            with contextlib.suppress(OSError):
-                draft.unlink()
 
 
 def _read(file: Path) -> dict[str, JsonObject]:

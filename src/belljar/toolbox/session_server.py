@@ -135,7 +135,7 @@ class ToolServer:
         self.under_way = 0
         self._asked_bytes = 0
         self._longest: _SessionConnection | None = None
-        self.unsent = Unsent(broker.session_id)
+        self.unread_answers = UnreadAnswers(broker.session_id)
         self.share = FairShare(shares, lambda: broker.owner, self._listen_on)
 
     def _listen_on(self) -> None:
@@ -171,7 +171,7 @@ class ToolServer:
 
     def reserve(self, size_bytes: int) -> bool:
         """Reserve a place for a request of that size; return False if there is none."""
-        if self.unsent.is_full:
+        if self.unread_answers.is_full:
             return False
         if self.under_way >= _MAX_IN_FLIGHT or (self.under_way and self._asked_bytes + size_bytes > _MAX_ASKED_BYTES):
             return False
@@ -220,7 +220,7 @@ class _SessionConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._outgoing = Outgoing(self._server.unsent, self._transport)
+        self._outgoing = Outgoing(self._server.unread_answers, self._transport)
         if not self._server.admit(self):
             self._hang_up()
 
@@ -420,7 +420,7 @@ _PIECE_BYTES: Final = 262_144
 _MAX_SAID_BYTES: Final = 4 * _PIECE_BYTES
 
 
-class Unsent:
+class UnreadAnswers:
     """Counts one session's unread answers over all its connections, and closes connections if there are too many."""
 
     def __init__(self, session_id: str) -> None:
@@ -477,8 +477,8 @@ class Unsent:
 class Outgoing:
     """Sends lines to one process, one after the other."""
 
-    def __init__(self, unsent: Unsent, transport: asyncio.Transport) -> None:
-        self._unsent = unsent
+    def __init__(self, unread_answers: UnreadAnswers, transport: asyncio.Transport) -> None:
+        self._unread_answers = unread_answers
         self._transport = transport
         self._turn = asyncio.Lock()
         self._is_read = asyncio.Event()
@@ -513,7 +513,7 @@ class Outgoing:
             if self._is_read.is_set():
                 return  # the whole line went out, so nothing has to wait
             line = b""
-        self._unsent.add(self, len(line))
+        self._unread_answers.add(self, len(line))
         try:
             async with asyncio.timeout(ANSWER_S), self._turn:
                 await self._is_read.wait()
@@ -523,4 +523,4 @@ class Outgoing:
         except TimeoutError:
             self.hang_up()
         finally:
-            self._unsent.remove(self, len(line))
+            self._unread_answers.remove(self, len(line))

@@ -7,13 +7,10 @@ only the older protocol.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import hashlib
 import json
 import logging
-import os
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +20,7 @@ from typing import Final, cast
 import anyio
 
 from belljar.errors import UpstreamFailed
+from belljar.files.private import replace_file
 from belljar.questions.models import Ask
 from belljar.toolbox.base import LATER, Catalogue, JsonObject, OnProgress, ServerCatalogue, ToolAnswer
 from belljar.toolbox.connection import SessionGone, UpstreamConnection, UpstreamLimits
@@ -83,16 +81,10 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _write(path: Path, seen: dict[str, float]) -> None:
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(seen, file)
-        draft.replace(path)
+        replace_file(path, json.dumps(seen))
     except OSError as error:
         log.warning("which protocol servers speak cannot be kept: %s", error)
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
@@ -13,7 +12,7 @@ from belljar.kernels.ipython import EXIT_GRACE_S, QUESTION_TIMEOUT_S
 from belljar.kernels.jupyter import messages
 from belljar.kernels.jupyter.channels import Channels
 from belljar.kernels.jupyter.specs import KernelSpec
-from belljar.kernels.launch import cause_of
+from belljar.kernels.launch import cause_of, send_interrupt
 from belljar.kernels.protocol import plain_text
 from belljar.outputs.events import (
     ClearOutput,
@@ -26,7 +25,7 @@ from belljar.outputs.events import (
     Raised,
     Stream,
 )
-from belljar.sandboxes.base import Incident, Interruptible, Sandbox, SandboxProcess
+from belljar.sandboxes.base import Incident, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 from belljar.settings.environments import KERNEL_PREFIX
 
@@ -150,19 +149,10 @@ class JupyterKernel:
         if self._spec.is_interrupted_by_message:
             self._channels.send_nowait("control", "interrupt_request", {})
             return
-        self._signal()
+        send_interrupt(self._process, self._pidfd, self._pid)
         # ipykernel 7 notes the signal in its event loop without waking it, so a cell that awaits would go on waiting.
         # Any request wakes the loop; the answer is dropped.
         self._channels.send_nowait("shell", "kernel_info_request", {})
-
-    def _signal(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if isinstance(self._process, Interruptible):
-                self._process.interrupt()
-            elif self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
-            else:
-                os.kill(self._pid, signal.SIGINT)
 
     async def complete(self, code: str, cursor: int) -> Completion:
         """See `Kernel`."""

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from .errors import FormError
-from .schema import MAX_FIELDS, MAX_OPTIONS, Field, as_list, one_of, tidy
+from .schema import MAX_FIELDS, MAX_OPTIONS, Field, as_list, one_of, some_of, tidy
 
 LARGEST_FILE_BYTES = 50 * 1024 * 1024
 _MAX_CONTROLS = 4 * MAX_FIELDS
@@ -389,9 +389,8 @@ def _describe_checkbox(one: Field, controls: list[Control]) -> None:
             one.schema["const"] = True
         one.value = controls[0].is_on
         return
-    choice = one_of([(control.value, control.label) for control in controls])
     one.schema.pop("title", None)
-    one.schema.update({"type": "array", "items": {"type": "string", **_as_items(choice)}})
+    one.schema.update(some_of([(control.value, control.label) for control in controls]))
     one.value = [control.value for control in controls if control.is_on]
 
 
@@ -404,17 +403,12 @@ def _describe_radio(one: Field, controls: list[Control]) -> None:
 def _describe_select(one: Field, controls: list[Control]) -> None:
     options = controls[0].options
     if controls[0].is_multiple:
-        choice = one_of([(value, title) for value, title, _ in options])
-        one.schema.update({"type": "array", "items": {"type": "string", **_as_items(choice)}})
+        one.schema.update(some_of([(value, title) for value, title, _ in options]))
         one.value = [value for value, _, is_on in options if is_on]
         return
     # An empty first option is the standard's placeholder: choosing it chooses nothing.
     one.schema.update(one_of([(value, title) for value, title, _ in options if value != ""]))
     one.value = next((value for value, _, is_on in reversed(options) if is_on), options[0][0] if options else None)
-
-
-def _as_items(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": choice["oneOf"]} if "oneOf" in choice else choice
 
 
 def _describe_number(one: Field, control: Control) -> None:

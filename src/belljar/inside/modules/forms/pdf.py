@@ -23,7 +23,7 @@ from typing import Any
 
 from .base import Form, Receipt, content_of, is_address, name_of
 from .errors import FormError
-from .schema import MAX_FIELDS, Field, as_list, is_empty, one_of, tidy
+from .schema import MAX_FIELDS, Field, as_list, is_empty, one_of, some_of, tidy
 
 LARGEST_BYTES = 100 * 1024 * 1024
 _DEEPEST = 30
@@ -226,9 +226,7 @@ def _describe_choice(field: Field, one: _AcroField) -> None:
         options.append((pair[0], tidy(pair[-1])))
     current = one.get("/V")
     if one.flags & _MULTIPLE and not one.flags & _COMBO:
-        choice = one_of(options)
-        items = {"anyOf": choice["oneOf"]} if "oneOf" in choice else choice
-        field.schema.update({"type": "array", "items": {"type": "string", **items}})
+        field.schema.update(some_of(options))
         field.value = [text for each in as_list(current) if (text := _string(each))]
     elif one.flags & _COMBO and one.flags & _EDITABLE:
         field.schema["examples"] = [value for value, _ in options]

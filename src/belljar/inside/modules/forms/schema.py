@@ -90,6 +90,15 @@ def one_of(options: list[tuple[str, str]]) -> dict[str, Any]:
     return {"enum": [value for value, _ in kept]}
 
 
+def some_of(options: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the schema keywords for a choice of any number of values."""
+    choice = one_of(options)
+    return {
+        "type": "array",
+        "items": {"type": "string", **({"anyOf": choice["oneOf"]} if "oneOf" in choice else choice)},
+    }
+
+
 def as_list(value: Any) -> list[Any]:
     """Return the values of a field that may have several: none, one, or those of a list."""
     if isinstance(value, (list, tuple, set)):
