@@ -12,7 +12,7 @@ from consoles import Place, events, opened_place
 
 from belljar.console import templating
 from belljar.console.app import PATHS, console_app
-from belljar.console.forms import fields_of
+from belljar.console.forms import form_fields
 from belljar.console.frames import _follows_theme
 from belljar.console.server import ServedConsole
 from belljar.environments import Environment
@@ -532,7 +532,7 @@ def test_what_brings_no_colours_follows_the_theme(html: str, follows: bool) -> N
 def test_choices_with_titles_are_a_list_to_choose_from() -> None:
     titled = [{"const": "a", "title": "All leads"}, {"const": "f"}, {"title": "no value"}, 7]
     schema = {"type": "object", "properties": {"to": {"type": "string", "oneOf": titled}}, "required": ["to"]}
-    (field,) = fields_of(schema)
+    (field,) = form_fields(schema)
     assert (field.kind, field.choices) == ("choice", (("a", "All leads"), ("f", "f")))
 
 

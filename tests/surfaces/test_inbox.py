@@ -212,6 +212,30 @@ async def test_a_cell_may_wait_for_somebody_who_is_not_there_yet_but_not_for_eve
         assert (question.state, question.message.strip()) == ("expired", "Anybody?")
 
 
+async def test_of_many_who_answer_at_once_one_is_first_and_the_others_are_told_who(
+    runtime: Runtime, caller: Caller, shared_session: str
+):
+    running = await caller.execute("input('Who? ')", shared_session, wait_s=0)
+    question = await asked(runtime, running.execution_id)
+    inbox = runtime.sessions.inbox
+
+    async def person(number: int) -> str:
+        given = {"answer": str(number)}
+        try:
+            await inbox.answer(question.id, None, action="accept", values=given, by=f"p{number}", where="terminal")
+        except QuestionClosed as error:
+            return error.message
+        return str(number)
+
+    said = await asyncio.gather(*(person(number) for number in range(20)))
+    (first,) = [each for each in said if each.isdecimal()]
+    assert (await caller.ended(running.execution_id)).result == f"'{first}'"
+    assert all(f"was answered already by p{first} in the terminal" in each for each in said if each != first)
+    found = inbox.find(question.id, None)
+    assert (found.state, found.answered_by, found.answered_in) == ("answered", f"p{first}", "terminal")
+    assert found.ended_at is not None
+
+
 async def test_the_command_lists_shows_and_answers_over_the_socket(
     runtime: Runtime, caller: Caller, shared_session: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):

@@ -1,5 +1,6 @@
 """Questions of runs: in the inbox beside those of cells, and those that a rule keeps for operators."""
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from datetime import datetime
@@ -11,7 +12,7 @@ from calls import FORKS, LEGACY, Caller, connected, opened_runtime, text_of
 from workflow_texts import code, form, workflow
 
 from belljar.environments import Environment
-from belljar.errors import QuestionNotFound
+from belljar.errors import InvalidArgument, QuestionNotFound
 from belljar.questions.models import InboxQuestion
 from belljar.runtime import Runtime
 from task_clients import TaskFollower, ask
@@ -79,6 +80,27 @@ async def test_an_agent_is_told_that_a_question_of_a_run_is_answered_at_the_serv
     assert "answer=" not in text
     (question,) = [each for each in runtime.sessions.inbox.waiting(None) if each.kind == "workflow"]
     await answer(runtime, question.id)
+
+
+async def test_a_question_of_a_run_waits_on_while_answers_lack_a_required_field(runtime: Runtime, caller: Caller):
+    run = await caller.fields("run_workflow", definition=workflow(form("ask", "How many?", fields=FIELDS)), wait_s=30)
+    question = await asked(runtime)
+    with pytest.raises(InvalidArgument, match="the answer lacks n"):
+        await answer(runtime, question.id)
+    refused = text_of(await caller.call("run_workflow", run_id=run["run"], answer={}))
+    assert "the answer lacks n" in refused
+    assert [each.id for each in runtime.sessions.inbox.waiting(None)] == [question.id]
+
+    async def person(number: int) -> str:
+        try:
+            await answer(runtime, question.id, n=number)
+        except (InvalidArgument, QuestionNotFound):
+            return ""
+        return str(number)
+
+    said = [each for each in await asyncio.gather(*map(person, range(1, 11))) if each]
+    ended = await caller.fields("run_workflow", run_id=run["run"], wait_s=30)
+    assert [ended["result"]] == [{"n": int(each)} for each in said]
 
 
 async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller: Caller):

@@ -3,22 +3,24 @@
 import asyncio
 import getpass
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from belljar.cli.sessions import duration
-from belljar.cli.streams import columns
+from belljar.cli.streams import columns, one_line
 from belljar.control import TIMEOUT_S
 from belljar.engine.contract import Access
 from belljar.engine.many import ManyEngine, servers_of
 from belljar.errors import InvalidArgument, QuestionNotFound
 from belljar.questions.models import InboxQuestion
+from belljar.questions.schema import choices_of, fields_of, required_of, typed_value
 from belljar.servers import HTTP_SOCKET
 from belljar.settings import load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
@@ -59,7 +61,7 @@ def show_command(question_id: Id, as_json: Json = False) -> None:
     for name, line in _fields(question):
         print(f"  {name}: {line}")
     if question.state == "waiting":
-        values = " ".join(f"{name}=…" for name, _ in _fields(question))
+        values = " ".join(f"{shlex.quote(name)}=…" for name, _ in _fields(question))
         print(f"\nbelljar inbox answer {question.id} {values}".rstrip() + ", or with --decline")
 
 
@@ -130,45 +132,30 @@ def _find(engine: ManyEngine, prefix: str) -> InboxQuestion:
 
 def _read_values(question: InboxQuestion, assignments: Sequence[str], *, asks: bool, is_sure: bool) -> dict[str, Any]:
     """Return the values of an answer: those given as FIELD=VALUE, and for the rest what the person types."""
-    properties = _properties(question)
+    fields = fields_of(question.fields)
     given: dict[str, Any] = {}
     for assignment in assignments:
         name, mark, text = assignment.partition("=")
         if not mark:
-            raise InvalidArgument(f"{assignment[:80]!r} is no FIELD=VALUE", hint=f"It asks for {', '.join(properties)}")
-        given[name] = _typed(properties.get(name, {}), text)
-    if asks and not (properties or is_sure):
+            raise InvalidArgument(f"{assignment[:80]!r} is no FIELD=VALUE", hint=f"It asks for {', '.join(fields)}")
+        given[name] = typed_value(fields.get(name, {}), text)
+    if asks and not (fields or is_sure):
         print(f"{question.message}\n", file=sys.stderr)
         if not typer.confirm("Allow it?", err=True):
             raise typer.Exit(1)
-    required = cast("list[str]", question.fields.get("required") or [])
-    for name in [each for each in required if each not in given] if asks else []:
+    for name in [each for each in required_of(question.fields) if each not in given] if asks else []:
         print(question.message, file=sys.stderr)
-        text = getpass.getpass(f"{name}: ") if question.is_password else input(f"{name}: ")
-        given[name] = _typed(properties.get(name, {}), text)
+        prompt = f"{one_line(name)}: "
+        given[name] = typed_value(fields[name], getpass.getpass(prompt) if question.is_password else input(prompt))
     return given
-
-
-def _typed(schema: dict[str, Any], text: str) -> Any:
-    """Return a value of the type that a field wants; text that is none stays text, and is refused by the server."""
-    if schema.get("type", "string") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"yes": True, "no": False}.get(text.lower(), text) if schema.get("type") == "boolean" else text
-
-
-def _properties(question: InboxQuestion) -> dict[str, dict[str, Any]]:
-    return cast("dict[str, dict[str, Any]]", question.fields.get("properties") or {})
 
 
 def _fields(question: InboxQuestion) -> list[tuple[str, str]]:
     shown: list[tuple[str, str]] = []
-    for name, entry in _properties(question).items():
+    for name, entry in fields_of(question.fields).items():
         facts = [str(entry.get("type", "text")), str(entry.get("description") or entry.get("title") or "")]
-        facts += [f"one of {', '.join(map(str, entry['enum']))}"] if entry.get("enum") else []
-        shown.append((name, ", ".join(filter(None, facts))))
+        facts += [f"one of {', '.join(str(value) for value, _ in choices)}"] if (choices := choices_of(entry)) else []
+        shown.append((one_line(name), one_line(" ".join(", ".join(filter(None, facts)).split()))))
     return shown
 
 

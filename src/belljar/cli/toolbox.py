@@ -25,6 +25,7 @@ from belljar.errors import InvalidArgument, SettingsError, UpstreamFailed
 from belljar.files.fd_walk import remove_tree
 from belljar.outputs.forms import extension_of
 from belljar.questions.models import Question, QuestionReply
+from belljar.questions.schema import YES, fields_of, typed_value
 from belljar.settings import Settings, load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.toolbox.base import Block, Catalogue, ServerCatalogue, ToolAnswer
@@ -45,8 +46,6 @@ _STILL = "is still connecting"
 # How the root files of what `sync` writes begin.
 _GENERATED_PREFIX = '"""Tools of other servers'
 _WRITTEN = ("servers", "toolbox")
-_YES = ("y", "yes", "true", "1")
-_NO = ("n", "no", "false", "0")
 P = ParamSpec("P")
 
 Config = Annotated[str | None, typer.Option("--mcp-config", help="File that lists the servers.")]
@@ -327,35 +326,18 @@ async def _ask_at_terminal(question: Question) -> QuestionReply:
     await _print_prompt(f"The server asks: {one_line(question.message)}")
     if question.url:
         await _print_prompt(f"Open {one_line(question.url)}")
-    properties = cast("dict[str, dict[str, Any]]", question.schema.get("properties", {}))
-    if not properties:
-        return (
-            QuestionReply("accept")
-            if (await _answer(lines, "Go on? [y/n]") or "").lower() in _YES
-            else QuestionReply("decline")
-        )
+    fields = fields_of(question.schema)
+    if not fields:
+        return QuestionReply("accept" if (await _answer(lines, "Go on? [y/n]") or "").lower() in YES else "decline")
     values: dict[str, Any] = {}
-    for name, schema in properties.items():
+    for name, schema in fields.items():
         asked = f"{schema.get('title') or name} ({schema.get('type', 'text')}):"
         text = await _answer(lines, one_line(asked))
         if text is None:
             return QuestionReply("cancel")
         if text:
-            values[name] = _parsed(text, schema)
+            values[name] = typed_value(schema, text)
     return QuestionReply("accept", values)
-
-
-def _parsed(text: str, schema: dict[str, Any]) -> Any:
-    """Return the text as the field's type; unchanged where it has another form, because the server validates it."""
-    kind = schema.get("type")
-    try:
-        if kind in ("integer", "number"):
-            return int(text) if kind == "integer" else float(text)
-    except ValueError:
-        return text
-    if kind == "boolean" and text.lower() in (*_YES, *_NO):
-        return text.lower() in _YES
-    return text
 
 
 async def _answer(lines: StandardInput, prompt: str) -> str | None:

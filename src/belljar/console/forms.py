@@ -9,7 +9,7 @@ answer, against the question's own schema.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.datastructures import UploadFile
@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from belljar.engine.contract import Access, Engine
 from belljar.errors import InvalidArgument, TooLarge
-from belljar.json_values import check_values
+from belljar.questions.schema import choices_of, fields_of, required_of, typed_value
 
 MAX_FIELDS: Final = 100
 MAX_CHOICES: Final = 500
@@ -53,23 +53,16 @@ class FormField:
     choices: tuple[tuple[str, str], ...] = ()
 
 
-def fields_of(schema: Mapping[str, Any], *, is_password: bool = False) -> list[FormField]:
+def form_fields(schema: Mapping[str, Any], *, is_password: bool = False) -> list[FormField]:
     """Return the fields of a form."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return []
-    required = schema.get("required")
-    needed = {str(name) for name in cast("list[object]", required)} if isinstance(required, list) else set[str]()
-    entries = [*cast("dict[str, Any]", properties).items()][:MAX_FIELDS]
-    return [
-        _field(name, cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}, name in needed, is_password)
-        for name, entry in entries
-    ]
+    needed = {*required_of(schema)}
+    entries = [*fields_of(schema).items()][:MAX_FIELDS]
+    return [_field(name, entry, name in needed, is_password) for name, entry in entries]
 
 
 def _field(name: str, entry: dict[str, Any], is_required: bool, is_password: bool) -> FormField:
-    default = entry.get("default")
-    kind, choices = _kind(entry), _choices(entry)
+    default, kind = entry.get("default"), _kind(entry)
+    choices = choices_of(entry)[:MAX_CHOICES] if entry.get("type") == "string" else []
     if is_password and kind == "text":
         kind = "password"
     return FormField(
@@ -84,7 +77,7 @@ def _field(name: str, entry: dict[str, Any], is_required: bool, is_password: boo
         if isinstance(default, str)
         else json.dumps(default),
         is_required=is_required and kind != "checkbox",
-        choices=choices,
+        choices=tuple((str(value), label) for value, label in choices),
     )
 
 
@@ -100,26 +93,10 @@ def _kind(entry: dict[str, Any]) -> str:
             return "json"
 
 
-def _choices(entry: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    if entry.get("type") != "string":
-        return ()
-    titled, listed = entry.get("oneOf"), entry.get("enum")
-    if isinstance(titled, list):  # as `forms.ask` and MCP's elicitation write choices with titles
-        options = [cast("dict[str, object]", each) for each in cast("list[object]", titled) if isinstance(each, dict)]
-        found = [(str(one["const"]), str(one.get("title", one["const"]))) for one in options if "const" in one]
-        return tuple(found[:MAX_CHOICES])
-    if not isinstance(listed, list):
-        return ()
-    values = [str(value) for value in cast("list[object]", listed)][:MAX_CHOICES]
-    names = entry.get("enumNames")
-    labels = [str(label) for label in cast("list[object]", names)] if isinstance(names, list) else values
-    return tuple(zip(values, labels, strict=False))
-
-
 def sent_values(schema: Mapping[str, Any], sent: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a form that was sent; a field that was left empty is not given."""
     values: dict[str, Any] = {}
-    for field in fields_of(schema):
+    for field in form_fields(schema):
         text = sent.get(PREFIX + field.name, "")
         if field.kind == "checkbox":
             values[field.name] = bool(text)
@@ -131,12 +108,11 @@ def sent_values(schema: Mapping[str, Any], sent: Mapping[str, str]) -> dict[str,
 def _value(field: FormField, text: str) -> Any:
     if field.kind not in ("number", "json"):
         return text
-    try:
-        check_values(text)
-        return json.loads(text)
-    except (ValueError, RecursionError):
+    value = typed_value({}, text)
+    if value == text:
         wanted = "a number" if field.kind == "number" else "JSON"
-        raise InvalidArgument(f"{field.label[:64]} is {text[:64]!r}, which is not {wanted}") from None
+        raise InvalidArgument(f"{field.label[:64]} is {text[:64]!r}, which is not {wanted}")
+    return value
 
 
 def check_length(request: Request, most: int = FORM_BYTES, *, what: str = "form") -> None:

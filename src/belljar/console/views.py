@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from belljar.console.cells import OutputBlock, is_tall
-from belljar.console.forms import FormField, fields_of
+from belljar.console.forms import FormField, form_fields
 from belljar.console.templating import duration_text
 from belljar.engine.contract import Access
 from belljar.engine.models import UNFINISHED, CallEntry, ExecutionEntry
@@ -141,7 +141,7 @@ class QuestionView:
     def of(cls, entry: InboxQuestion, access: Access) -> "QuestionView":
         """Return a question with its form, for somebody who looks at it."""
         may_answer = access.is_operator or not entry.in_console
-        return cls(entry, fields_of(entry.fields, is_password=entry.is_password), may_answer)
+        return cls(entry, form_fields(entry.fields, is_password=entry.is_password), may_answer)
 
 
 def waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:

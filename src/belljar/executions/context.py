@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from belljar.executions.admission import Admission
-from belljar.executions.inbox import Inbox
 from belljar.executions.outcome import KernelLoss, StateLossNotice
 from belljar.executions.shared_workspace import SharedWorkspace
 from belljar.files.disk_usage import DiskQuota
@@ -25,6 +24,7 @@ from belljar.policy.guard import Guard
 from belljar.privacy.redaction import SessionRedactor
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
+from belljar.questions.inbox import Inbox
 from belljar.settings import Settings
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.base import CallRecord

@@ -124,10 +124,10 @@ class Execution:
         if self._made_questions is None:
             session = self._session
             # Questions of a workflow's cell are put by its run, which waits in the inbox itself.
-            inbox = (
-                None if self.cell.wants_value else session.inbox.of_execution(self.id, session.id, session.principal)
+            inbox = None if self.cell.wants_value else session.inbox
+            self._made_questions = ExecutionQuestions(
+                self._notify, inbox, execution_id=self.id, session_id=session.id, owner=session.principal
             )
-            self._made_questions = ExecutionQuestions(self._notify, inbox)
         return self._made_questions
 
     @property
@@ -191,7 +191,7 @@ class Execution:
         asked, inbox = self._made_questions.current, self._made_questions.inbox
         if asked is None or inbox is None:
             return None
-        return question_text(f"{self.id}-{self.question_number}", asked, where=inbox.inbox.place())
+        return question_text(f"{self.id}-{self.question_number}", asked, where=inbox.place())
 
     def notices(self) -> str:
         """Return belljar's notices so far; they are in neither stdout nor stderr of the result."""
@@ -281,7 +281,7 @@ class Execution:
         if not self.cell.allow_input or not self._is_wanted():
             return None
         inbox = self._questions.inbox
-        if question.in_console and inbox is not None and not inbox.may_ask(in_console=True):
+        if question.in_console and inbox is not None and not inbox.may_ask(self._session.principal, in_console=True):
             return None
         with self._stopper.paused() if self._stopper is not None else nullcontext():
             # Recorded like the prompt of `input()`, so that whoever follows the output sees it.

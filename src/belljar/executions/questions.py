@@ -9,11 +9,12 @@ import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
-from belljar.executions.inbox import ExecutionInbox
+from belljar.models import iso_ms
 from belljar.outputs.events import InputRequest
-from belljar.questions.models import Question, QuestionReply, QuestionState, QuestionSubject
+from belljar.questions.inbox import Inbox, WaitingQuestion
+from belljar.questions.models import InboxQuestion, Question, QuestionReply, QuestionSubject, shown_fields
 from belljar.toolbox.texts import shortened
 
 ALIVE_CHECK_S = 0.5
@@ -63,45 +64,34 @@ def text_of(reply: QuestionReply | None, request: InputRequest) -> str | None:
 class ExecutionQuestions:
     """The questions of one execution. `on_change` is called when there is a new question, or it can be asked again."""
 
-    def __init__(self, on_change: Callable[[], None], inbox: ExecutionInbox | None = None) -> None:
-        self.current: Question | None = None
+    def __init__(
+        self, on_change: Callable[[], None], inbox: Inbox | None, *, execution_id: str, session_id: str, owner: str
+    ) -> None:
         self.number = 0
         """How many questions were asked so far; an answer may name the one it is for."""
-        self._on_change = on_change
-        self._turn = asyncio.Lock()
-        self._answer: asyncio.Future[QuestionReply] | None = None
-        self._is_being_asked = False
         self.inbox = inbox
-        self._fate: tuple[QuestionState, str, str] = ("withdrawn", "", "")
-        """What becomes of the current question, who answered it, and where."""
+        """Where people outside the client answer; None where whoever drives the execution asks them."""
+        self._on_change = on_change
+        self._asker: dict[str, Any] = {"owner": owner, "session_id": session_id, "execution_id": execution_id}
+        self._turn = asyncio.Lock()
+        self._waiting: WaitingQuestion | None = None
+        self._is_being_asked = False
 
-    @contextmanager
-    def _put(
-        self, question: Question, limit_s: float, recorded: Question | None
-    ) -> Generator[asyncio.Future[QuestionReply]]:
-        self._answer = asyncio.get_running_loop().create_future()
-        self.current = question
+    @property
+    def current(self) -> Question | None:
+        """Return the question that waits."""
+        return self._waiting.question if self._waiting is not None and self._waiting.is_open else None
+
+    def _put(self, question: Question, limit_s: float, recorded: Question) -> WaitingQuestion:
         self.number += 1
-        self._fate = ("withdrawn", "", "")
-        question_id = ""
+        now, question_id = time.time(), f"{self._asker['execution_id']}-{self.number}"
+        times: dict[str, Any] = {"put_at": iso_ms(now), "expires_at": iso_ms(now + limit_s)}
+        entry = InboxQuestion(id=question_id, **self._asker, **shown_fields(recorded), **times)
+        waiting = self._waiting = WaitingQuestion(question, entry)
         if self.inbox is not None:
-            question_id = self.inbox.put(self.number, recorded or question, limit_s, self._take)
+            self.inbox.put(waiting)
         self._on_change()
-        try:
-            yield self._answer
-        finally:
-            self.current = self._answer = None
-            if self.inbox is not None:
-                self.inbox.end(question_id, *self._fate)
-
-    def _take(self, reply: QuestionReply, by: str, where: str) -> bool:
-        """Take a reply to the current question; return False if there is one already."""
-        if self._answer is None or self._answer.done():
-            return False
-        self._fate = ("answered" if reply.action == "accept" else "declined", by, where)
-        self._answer.set_result(replace(reply, by=by))
-        self.current = None
-        return True
+        return waiting
 
     async def ask(
         self, question: Question, *, limit_s: float, is_wanted: Callable[[], bool], recorded: Question | None = None
@@ -113,24 +103,27 @@ class ExecutionQuestions:
         async with self._turn:
             if not is_wanted():
                 return None
-            with self._put(question, limit_s, recorded) as answer:
-                deadline = time.monotonic() + limit_s
-                while not answer.done() and is_wanted() and time.monotonic() < deadline:
-                    await asyncio.wait([answer], timeout=min(ALIVE_CHECK_S, max(0, deadline - time.monotonic())))
-                if not answer.done() and is_wanted():
-                    self._fate = ("expired", "", "")
-                return answer.result() if answer.done() else None
+            waiting = self._put(question, limit_s, recorded or question)
+            deadline = time.monotonic() + limit_s
+            try:
+                while waiting.is_open and is_wanted() and time.monotonic() < deadline:
+                    left_s = max(0, deadline - time.monotonic())
+                    await asyncio.wait([waiting.reply], timeout=min(ALIVE_CHECK_S, left_s))
+                if is_wanted():
+                    waiting.end("expired")
+            finally:
+                waiting.end("withdrawn")
+            return waiting.reply.result() if waiting.reply.done() else None
 
     def answer(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
         """Answer the pending question; an answer that names the `number` of another question is ignored."""
-        if number in (None, self.number):
-            self._take(reply, by, where)
+        if self._waiting is not None and number in (None, self.number):
+            self._waiting.take(reply, by, where)
 
     def withdraw(self) -> None:
         """End the pending question without an answer, because its cell is stopped."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(QuestionReply("decline"))
-            self.current = None
+        if self._waiting is not None:
+            self._waiting.end("withdrawn", QuestionReply("decline"))
 
     @contextmanager
     def asking(self) -> Generator[bool]:

@@ -147,7 +147,7 @@ def _field_problem(entry: Any) -> str:
     items: Mapping[str, Any] = given.get("items", {})
     if kind == "array" and not any(items.get(key) for key in ("enum", "anyOf", "oneOf")):
         return "is a list of anything; give its items an enum"
-    return _keyword_problem(items)
+    return "is a list of lists" if "items" in items else _keyword_problem(items)
 
 
 def _keyword_problem(given: Mapping[str, Any]) -> str:

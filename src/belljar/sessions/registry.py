@@ -19,10 +19,10 @@ from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
-from belljar.executions.inbox import Inbox
 from belljar.executions.shared_workspace import open_owner_folders
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
+from belljar.journal.question_records import QuestionRecords
 from belljar.journal.session_records import SessionRecord, SessionRecords, sleeping_info
 from belljar.kernels.base import Kernel
 from belljar.models import MAX_REASON_CHARS, SessionFork, SessionInfo, SessionNotice, iso
@@ -33,6 +33,7 @@ from belljar.privacy.redaction import Redactors, SessionRedactor
 from belljar.privacy.vault import TokenCounter, TokenLog
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.starter import KernelStarter
+from belljar.questions.inbox import Inbox
 from belljar.questions.models import InboxQuestion
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
@@ -104,7 +105,7 @@ class Registry:
         """How many sessions of each principal are being forked: they count as open."""
         self.changes = ChangeLog()
         """What happens to its sessions, for monitors."""
-        self.inbox = Inbox(journal, settings.ask_in_console)
+        self.inbox = Inbox(QuestionRecords(journal), settings.ask_in_console)
         """What waits for people outside the clients."""
         self.inbox.on_change.append(self._publish_question)
         self.executions = ExecutionHistory(self._sessions, folder, journal, settings)

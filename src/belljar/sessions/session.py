@@ -17,7 +17,6 @@ from belljar.errors import CopyRefused, KernelDied, TooLarge
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
-from belljar.executions.inbox import Inbox
 from belljar.executions.shared_workspace import OwnerFolder, SharedWorkspace
 from belljar.facts import SessionFacts
 from belljar.files.disk_usage import DiskQuota
@@ -40,6 +39,7 @@ from belljar.privacy.signed_urls import HIDDEN, KnownSignatures, signatures_in, 
 from belljar.provisioning.environments import is_elsewhere
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
+from belljar.questions.inbox import Inbox
 from belljar.sandboxes.base import Incident
 from belljar.sandboxes.gpus import Gpu
 from belljar.sessions.checkpoints import CheckpointDeposits, Checkpoints, UndoHistory

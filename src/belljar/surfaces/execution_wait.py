@@ -26,6 +26,7 @@ from starlette.requests import Request
 
 from belljar.executions.execution import Execution
 from belljar.questions.models import Question, QuestionReply
+from belljar.questions.schema import CONSENT
 from belljar.servers import CALL_HEADER
 from belljar.sessions.session import Session
 from belljar.toolbox.base import MODERN
@@ -36,8 +37,6 @@ PROGRESS_CHARS = 200
 ANSWERED_CHECK_S = 0.25
 ANSWER_KEY = "input"
 STATE_MARK = "#"
-CONSENT: dict[str, Any] = {"type": "object", "properties": {}}
-"""The schema of a question that is answered by accepting it."""
 
 
 def can_ask(ctx: Context[Any, Any]) -> bool:
@@ -147,8 +146,7 @@ def _params(question: Question, ctx: Context[Any, Any]) -> ElicitRequestFormPara
     """Return a form, or a URL for a client that can open URLs; for others the message has the URL."""
     if question.url and _opens_urls(ctx):
         return ElicitRequestURLParams(message=question.message, url=question.url)
-    message = f"{question.message}\nOpen {question.url} first." if question.url else question.message
-    return ElicitRequestFormParams(message=message, requested_schema=question.schema or CONSENT)
+    return ElicitRequestFormParams(message=question.whole_message, requested_schema=question.schema or CONSENT)
 
 
 def _opens_urls(ctx: Context[Any, Any]) -> bool:

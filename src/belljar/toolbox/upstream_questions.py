@@ -35,7 +35,8 @@ from belljar.toolbox.texts import visible
 log = logging.getLogger(__name__)
 
 _MESSAGE_CHARACTERS: Final = 4_000
-_SCHEMA_CHARACTERS: Final = 50_000
+_SCHEMA_BYTES: Final = 50_000
+_SCHEMA_DEPTH: Final = 20
 _URL_CHARACTERS: Final = 4_000
 _LATE_S: Final = 2.0
 _READ: Final = ("title", "description")
@@ -197,23 +198,31 @@ def _question(params: ElicitRequestParams) -> Question | None:
     if isinstance(params, ElicitRequestFormParams):
         try:
             schema: dict[str, Any] = _readable(dict(params.requested_schema))
-            return Question(message, schema) if len(json.dumps(schema)) <= _SCHEMA_CHARACTERS else None
-        except (RecursionError, ValueError):  # too deep, or with a number that Python does not write
+            size = len(json.dumps(schema, ensure_ascii=False).encode())
+        except ValueError:  # too deep, or with a number or a character that cannot be written
             return None
+        return Question(message, schema) if size <= _SCHEMA_BYTES else None
     url = params.url
     is_address = url.startswith(("https://", "http://")) and len(url) <= _URL_CHARACTERS and url.isprintable()
     return Question(message, url=url) if is_address else None
 
 
-def _readable(value: Any) -> Any:
-    """Return a form without invisible characters in its titles and descriptions; values for the server stay."""
+def _readable(value: Any, depth: int = 0) -> Any:
+    """Return a form without invisible characters in its titles and descriptions; values for the server stay.
+
+    Raise ValueError for one that is nested deeper than any form.
+    """
+    if depth > _SCHEMA_DEPTH:
+        raise ValueError("the form is nested too deeply")
     if isinstance(value, list):
-        return [_readable(each) for each in cast("list[Any]", value)]
+        return [_readable(each, depth + 1) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
     return {
-        name: visible(each, _MESSAGE_CHARACTERS) if name in _READ and isinstance(each, str) else _readable(each)
+        name: visible(each, _MESSAGE_CHARACTERS)
+        if name in _READ and isinstance(each, str)
+        else _readable(each, depth + 1)
         for name, each in fields.items()
     }
 

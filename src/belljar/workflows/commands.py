@@ -20,6 +20,7 @@ from belljar.cli.streams import one_line, table
 from belljar.errors import InvalidArgument, RunNotFound
 from belljar.journal.archive import open_archive
 from belljar.journal.run_records import RunRecord
+from belljar.questions.schema import fields_of, typed_value
 from belljar.runtime import Runtime, configured_guardrails, open_plugins, open_runtime
 from belljar.servers import is_living
 from belljar.settings import Settings, load_command_settings
@@ -229,7 +230,7 @@ def _all_steps(definition: Definition) -> list[Any]:
 
 def _variable(text: str) -> tuple[str, Any]:
     name, value = _name_and_text(text)
-    return name, _json_or_text(value)
+    return name, typed_value({}, value)
 
 
 def _name_and_text(text: str) -> tuple[str, str]:
@@ -237,13 +238,6 @@ def _name_and_text(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise InvalidArgument(f"{text[:100]!r} is no NAME=VALUE", hint="Write for example region=north or count=3")
     return name, value
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _state(settings: Settings, record: RunRecord) -> Any:
@@ -337,7 +331,5 @@ async def _answer(runtime: Runtime, record: RunRecord, given: dict[str, str] | N
 def _typed(info: RunInfo, given: dict[str, str], step: str) -> dict[str, Any]:
     """Return the fields of an answer: text where the question wants text, so that 21 may be one; JSON elsewhere."""
     question = next((each for each in info.questions if not step or each.step == step), None)
-    properties = question.fields.get("properties") if question is not None else None
-    known = properties if isinstance(properties, dict) else {}
-    texts = {name for name, schema in known.items() if isinstance(schema, dict) and schema.get("type") == "string"}
-    return {name: text if name in texts else _json_or_text(text) for name, text in given.items()}
+    fields = fields_of(question.fields) if question is not None else {}
+    return {name: typed_value(fields.get(name, {}), text) for name, text in given.items()}

@@ -51,7 +51,7 @@ class FormRunner:
         if config.target is None:
             asked, faults = missing_fields(config.fields, given) if config.fields else ({}, {})
             kept = {name: value for name, value in given.items() if name not in faults}
-            answered = await self._ask_person(config, path, attempt, RunQuestion("form", message, asked, kept), faults)
+            answered = await self._ask_person(config, path, attempt, RunQuestion(message, asked, given=kept), faults)
             if isinstance(answered, StepOutcome):
                 return answered
             return self._run.finish(path, attempt, StepOutcome(given_values(answered[0])))
@@ -63,7 +63,7 @@ class FormRunner:
             form = _read_form(read.value.get("result"))
         except ValueError as error:
             return self._run.finish(path, attempt, failed_step(str(error), "error"))
-        question = RunQuestion("form", message, form.asked, form.values)
+        question = RunQuestion(message, form.asked, given=form.values)
         answered = await self._ask_person(config, path, attempt, question, form.missing)
         if isinstance(answered, StepOutcome):
             return answered

@@ -1,53 +1,53 @@
 """Questions of a run to a person, as its record has them, and which of the values of a form are still missing."""
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from belljar.outputs.terminal_text import printable
-from belljar.questions.models import Question
-from belljar.questions.schema import fault_of
+from belljar.questions.models import Question, QuestionSubject
+from belljar.questions.schema import fault_of, fields_of, required_of
 
 Kind = Literal["form", "approval", "fate", "held"]
+# A step on record is read by older versions too, which know these and no others.
+_RECORDED = ("kind", "message", "schema", "given", "asked_at", "is_password", "in_console")
 
 
 @dataclass(frozen=True, slots=True)
-class RunQuestion:
+class RunQuestion(Question):
     """What a step asks. `fate` is asked of a step that was under way when its server died."""
 
-    kind: Kind
-    message: str
-    schema: dict[str, Any] = field(default_factory=dict[str, Any])
-    """A flat JSON Schema of the answer; empty for plain consent."""
+    kind: Kind = "form"
     given: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values that are known already, to which the answer is added."""
     asked_at: float = 0.0
-    is_password: bool = False
-    in_console: bool = False
-    """Whether it is never put to the client, because a rule of the policy says so."""
-    about: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What it is about, as `QuestionSubject` has it; empty for a question of the workflow itself."""
 
     def as_json(self) -> str:
         """Return it as it is recorded."""
-        return json.dumps(asdict(self))
-
-    def for_person(self) -> Question:
-        """Return it as surfaces put it to a person."""
-        return Question(
-            self.message, self.schema, is_ours=True, is_password=self.is_password, in_console=self.in_console
-        )
+        about = self.about.with_texts(printable).model_dump() if self.about is not None else {}
+        return json.dumps({name: getattr(self, name) for name in _RECORDED} | {"about": about})
 
 
-def about_fields(question: Question) -> dict[str, Any]:
-    """Return what a question is about, as it is recorded."""
-    return question.about.with_texts(printable).model_dump() if question.about is not None else {}
+def run_question(question: Question, kind: Kind) -> RunQuestion:
+    """Return what a cell or the policy asks as the question of a step, from now on."""
+    return RunQuestion(
+        question.whole_message,
+        question.schema,
+        is_password=question.is_password,
+        in_console=question.in_console,
+        about=question.about,
+        kind=kind,
+        asked_at=time.time(),
+    )
 
 
 def read_question(text: str) -> RunQuestion:
     """Return a question from the record."""
-    return RunQuestion(**json.loads(text))
+    known = json.loads(text)
+    about = known.pop("about", None)
+    return RunQuestion(**known, about=QuestionSubject.model_validate(about) if about else None)
 
 
 def fate_question(path: str, why: str) -> RunQuestion:
@@ -58,17 +58,14 @@ def fate_question(path: str, why: str) -> RunQuestion:
         "properties": {"choice": {"type": "string", "enum": choices, "title": "again, skip or stop?"}},
         "required": ["choice"],
     }
-    return RunQuestion("fate", f"Step {path} {why}. Run it again, skip it, or stop the run?", schema)
+    return RunQuestion(f"Step {path} {why}. Run it again, skip it, or stop the run?", schema, kind="fate")
 
 
 def missing_fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the schema of what is still to be asked, and why each value that was given is not taken."""
-    properties: dict[str, Any] = dict(schema.get("properties", {}))
-    required: list[str] = list(schema.get("required", []))
-    faults: dict[str, str] = {}
-    for name, value in values.items():
-        if name in properties and (fault := fault_of(properties[name], value)):
-            faults[name] = fault
+    properties, required = fields_of(schema), required_of(schema)
+    checked = {name: fault_of(properties[name], value) for name, value in values.items() if name in properties}
+    faults = {name: fault for name, fault in checked.items() if fault}
     asked = [name for name in properties if name in faults or (name in required and name not in values)]
     if not asked:
         return {}, faults

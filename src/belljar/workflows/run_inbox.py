@@ -1,11 +1,11 @@
 """The waits of workflows in the inbox, beside the questions of executions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from belljar.models import iso_ms
-from belljar.outputs.terminal_text import printable
-from belljar.questions.models import Action, InboxQuestion, QuestionSubject
+from belljar.questions.models import Action, InboxQuestion, QuestionSubject, shown_fields
 from belljar.workflows.questions import read_question
 from belljar.workflows.workflows import Workflows
 
@@ -21,6 +21,9 @@ class RunInbox:
         found: list[InboxQuestion] = []
         for run, step in self._workflows.waiting(principal):
             question = read_question(step.question or "")
+            about = question.about or QuestionSubject(asked_by="workflow")
+            message = f"workflow {run.name}, step {step.path}: {question.message}"
+            asked = replace(question, message=message, about=about)
             found.append(
                 InboxQuestion(
                     id=f"{run.id}:{step.path}",
@@ -28,11 +31,7 @@ class RunInbox:
                     owner=run.principal,
                     session_id=run.session_id,
                     execution_id=step.execution_id,
-                    message=printable(f"workflow {run.name}, step {step.path}: {question.message}"),
-                    fields=question.schema,
-                    is_password=question.is_password,
-                    in_console=question.in_console,
-                    about=QuestionSubject.model_validate(question.about or {"asked_by": "workflow"}),
+                    **shown_fields(asked),
                     put_at=iso_ms(question.asked_at or step.began_at),
                     expires_at=iso_ms(step.expires_at) if step.expires_at else None,
                 )

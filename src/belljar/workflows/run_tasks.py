@@ -51,7 +51,7 @@ class RunTasks:
             return Task(task_id, "cancelled", since, record.ended_at or since, record.end)
         is_over = record.state in ENDED or record.state == "interrupted"
         if not is_over and waiting and can_ask(ctx):
-            requests = {_run_key(path, asked): elicitation(asked.for_person(), ctx) for path, asked in waiting}
+            requests = {_run_key(path, asked): elicitation(asked, ctx) for path, asked in waiting}
             return asking_task(task_id, since, time.time(), waiting[0][1].message, requests)
         # A client that cannot ask is answered as a call without a task is: with what the person has to decide.
         if is_over or (not can_ask(ctx) and self._workflows.has_asked(run_id, principal, since)):

@@ -42,7 +42,7 @@ from belljar.workflows.outcomes import (
     plain,
     recorded,
 )
-from belljar.workflows.questions import RunQuestion, about_fields, fate_question, read_question
+from belljar.workflows.questions import fate_question, read_question, run_question
 from belljar.workflows.run_session import RunSession
 from belljar.workflows.templates import TemplateFailed, rendered
 
@@ -296,16 +296,7 @@ class StepRunner:
         """Put a question that a cell waits with to a person; the cell's process is held meanwhile."""
         run, number = self._run, execution.question_number
         recorded = await session.recordable(question)
-        asked = RunQuestion(
-            "held",
-            recorded.message,
-            question.schema,
-            asked_at=time.time(),
-            is_password=question.is_password,
-            in_console=question.in_console,
-            about=about_fields(recorded),
-        )
-        await run.ask(path, attempt, asked)
+        await run.ask(path, attempt, run_question(recorded, "held"))
         with run.resting(), run.asking(is_from_cell=True):
             while (
                 not execution.is_finished
@@ -346,14 +337,7 @@ class StepRunner:
             run.records.finish(run.id, path, attempt, "repeated", error="a person is asked first")
             run.note(path, attempt)
             attempt += 1
-        asked = RunQuestion(
-            "approval",
-            question.message,
-            asked_at=time.time(),
-            in_console=question.in_console,
-            about=about_fields(question),
-        )
-        await run.ask(path, attempt, asked)
+        await run.ask(path, attempt, run_question(question, "approval"))
         return await self._approval(path, attempt)
 
     async def _approval(self, path: str, attempt: int) -> int | StepOutcome:

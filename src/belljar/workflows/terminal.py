@@ -19,7 +19,7 @@ from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, write
 from belljar.errors import InvalidArgument
-from belljar.questions.schema import values_of
+from belljar.questions.schema import choices_of, fields_of, typed_value
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.surfaces.server_socket import open_reachable_runtime
@@ -99,8 +99,7 @@ def _print_questions(info: RunInfo, options: str) -> None:
 def answer_hint(info: RunInfo, options: str = "") -> str:
     """Return the command that answers the first question of a run, with the names of its fields."""
     question = info.questions[0]
-    properties = question.fields.get("properties")
-    names = [*properties][:MAX_FIELDS] if isinstance(properties, dict) else []
+    names = [*fields_of(question.fields)][:MAX_FIELDS]
     step = ["--step", shlex.quote(one_line(question.step))] if len(info.questions) > 1 else []
     fields = [f"{shlex.quote(one_line(name))}=…" for name in names]
     return " ".join([f"belljar workflow answer {info.run}{options}", *step, *fields, "goes on with it"])
@@ -165,19 +164,18 @@ async def _tell(event: RunEvent) -> None:
 async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion, stdin: StandardInput) -> None:
     """Ask the person at the terminal, and pass the answer on."""
     print(f"? {one_line(path)}: {indented(question.message)}", file=sys.stderr)
-    properties: dict[str, Any] = question.schema.get("properties", {})
+    fields = fields_of(question.schema)
     values: dict[str, Any] = {}
     is_declined = False
-    for name, schema in properties.items():
-        choices = f" ({' | '.join(map(str, schema['enum']))})" if "enum" in schema else ""
-        print(f"  {one_line(str(schema.get('title', name)))}{choices}: ", end="", file=sys.stderr, flush=True)
+    for name, entry in fields.items():
+        choices = f" ({' | '.join(str(value) for value, _ in choices_of(entry))})" if choices_of(entry) else ""
+        print(f"  {one_line(str(entry.get('title', name)) + choices)}: ", end="", file=sys.stderr, flush=True)
         text = await stdin.answer("")
-        found = values_of({"type": "object", "properties": {name: schema}, "required": [name]}, text)
-        if found is None:
+        if text is None:
             is_declined = True
             break
-        values |= found
-    if not properties:
+        values[name] = typed_value(entry, text)
+    if not fields:
         print("  yes or no? ", end="", file=sys.stderr, flush=True)
         is_declined = (await stdin.answer("") or "").strip().lower() not in ("y", "yes")
     try:

@@ -17,11 +17,11 @@ from pydantic import Field, JsonValue
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.journal.run_records import ENDED
 from belljar.models import Model
+from belljar.questions.schema import CONSENT
 from belljar.runtime import Runtime
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import model_blocks
 from belljar.surfaces.execution_wait import (
-    CONSENT,
     PROGRESS_CHARS,
     can_ask,
     elicitation,
@@ -171,7 +171,7 @@ class WorkflowTools:
             if questions and can_ask(ctx):
                 path, question = questions[0]
                 if (ctx.protocol_version or "") >= MODERN:
-                    request = elicitation(question.for_person(), ctx)
+                    request = elicitation(question, ctx)
                     state = f"{STATE_PREFIX}{info.run}#{path}"
                     return InputRequiredResult(input_requests={ANSWER_KEY: request}, request_state=state)
                 asked.add(path)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from belljar.errors import BelljarError, Busy, InvalidArgument, RunNotFound, SessionNotFound, WorkflowInvalid
-from belljar.executions.inbox import check_may_answer
 from belljar.inside.expressions import plain_value
 from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, StepRecord
 from belljar.logs import pseudonym
 from belljar.models import iso
+from belljar.questions.inbox import check_may_answer
 from belljar.questions.models import Action
 from belljar.questions.schema import checked_values
 from belljar.runtime import Runtime

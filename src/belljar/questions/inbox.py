@@ -5,35 +5,72 @@ workflows join through `QuestionSource`. The first answer wins, from wherever it
 first. Commands and the console use the same methods. Knows nothing of protocols.
 """
 
-import json
+import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from belljar.errors import InvalidArgument, OperatorNeeded, QuestionClosed, QuestionNotFound
-from belljar.journal.journal import Journal
-from belljar.journal.question_records import QuestionRecord, QuestionRecords
 from belljar.models import iso_ms
-from belljar.outputs.terminal_text import printable
-from belljar.questions.models import (
-    Action,
-    InboxQuestion,
-    Question,
-    QuestionReply,
-    QuestionState,
-    QuestionSubject,
-    shown_fields,
-)
+from belljar.questions.models import Action, InboxQuestion, Question, QuestionReply, QuestionState
 from belljar.questions.schema import checked_values
 
 PRESENCE_S = 30.0
 """How long somebody counts as looking at the inbox after they were seen last."""
 MAX_ENDED = 50
 ASK_IN_CONSOLE = Literal["present", "always", "never"]
-TakeAnswer = Callable[[QuestionReply, str, str], bool]
-"""Takes a reply, who gave it and where; returns False if it is too late."""
+
+
+class WaitingQuestion:
+    """A question that waits. The first answer wins, from wherever it comes."""
+
+    def __init__(self, question: Question, entry: InboxQuestion) -> None:
+        self.question = question
+        self.entry = entry
+        """The question as people see it, who also see how it ended."""
+        self.reply: asyncio.Future[QuestionReply] = asyncio.get_running_loop().create_future()
+        self.on_end: Callable[[InboxQuestion], None] = lambda _: None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether nobody has answered it, and whoever asks still waits."""
+        return self.entry.state == "waiting"
+
+    def take(self, reply: QuestionReply, by: str, where: str) -> None:
+        """Take a reply; one that comes too late is dropped."""
+        self.end("answered" if reply.action == "accept" else "declined", replace(reply, by=by), where)
+
+    def end(self, state: QuestionState, reply: QuestionReply | None = None, where: str = "") -> None:
+        """Note what became of the question; what comes after its end changes nothing."""
+        if not self.is_open:
+            return
+        ended = {"state": state, "ended_at": iso_ms(time.time()), "answered_in": where}
+        self.entry = self.entry.model_copy(update={**ended, "answered_by": reply.by if reply is not None else ""})
+        if reply is not None:
+            self.reply.set_result(reply)
+        self.on_end(self.entry)
+
+
+class QuestionTable(Protocol):
+    """Where the questions of executions are on record: the journal."""
+
+    def put(self, question: InboxQuestion) -> None:
+        """Record that a person is asked."""
+        ...
+
+    def end(self, question: InboxQuestion) -> None:
+        """Record what became of a question."""
+        ...
+
+    def find(self, question_id: str) -> InboxQuestion | None:
+        """Return a question by its id."""
+        ...
+
+    def ended(self, owner: str | None, most: int) -> list[InboxQuestion]:
+        """Return the latest questions that wait no more, of one owner or of all, newest first."""
+        ...
 
 
 class QuestionSource(Protocol):
@@ -53,10 +90,10 @@ class QuestionSource(Protocol):
 class Inbox:
     """The questions of one server. A `principal` of None is the operator, who sees those of all owners."""
 
-    def __init__(self, journal: Journal, ask_in_console: ASK_IN_CONSOLE) -> None:
-        self._records = QuestionRecords(journal)
+    def __init__(self, table: QuestionTable, ask_in_console: ASK_IN_CONSOLE) -> None:
+        self._table = table
         self._rule: ASK_IN_CONSOLE = ask_in_console
-        self._live: dict[str, tuple[QuestionRecord, TakeAnswer]] = {}
+        self._live: dict[str, WaitingQuestion] = {}
         self._seen: dict[str | None, float] = {}
         self.console_url: Callable[[], str] = lambda: ""
         """Returns the address of this server as people reach its console; empty while it has none."""
@@ -65,10 +102,6 @@ class Inbox:
         """Called when a question is put, and when it waits no more."""
 
     # For executions
-
-    def of_execution(self, execution_id: str, session_id: str, principal: str) -> "ExecutionInbox":
-        """Return where one execution puts its questions."""
-        return ExecutionInbox(self, execution_id, session_id, principal)
 
     @property
     def is_open(self) -> bool:
@@ -91,22 +124,21 @@ class Inbox:
         now, who_may = time.monotonic(), (None,) if in_console else (None, principal)
         return any(now - self._seen.get(who, -PRESENCE_S) < PRESENCE_S for who in who_may)
 
-    def put(self, record: QuestionRecord, take: TakeAnswer) -> None:
+    def put(self, waiting: WaitingQuestion) -> None:
         """Record a question and let it be answered."""
-        self._live[record.id] = record, take
-        self._records.put(record)
-        self._tell(record)
+        self._live[waiting.entry.id] = waiting
+        waiting.on_end = self._end
+        self._table.put(waiting.entry)
+        self._tell(waiting.entry)
 
-    def end(self, question_id: str, state: QuestionState, by: str, where: str) -> None:
-        """Record what became of a question."""
-        record, _ = self._live.pop(question_id)
-        self._records.end(question_id, state, by, where)
-        ended = replace(record, state=state, ended_at=time.time(), answered_by=by, answered_in=where)
-        self._tell(ended)
+    def _end(self, question: InboxQuestion) -> None:
+        del self._live[question.id]
+        self._table.end(question)
+        self._tell(question)
 
-    def _tell(self, record: QuestionRecord) -> None:
+    def _tell(self, question: InboxQuestion) -> None:
         for tell in self.on_change:
-            tell(_shown(record))
+            tell(question)
 
     # For people
 
@@ -116,26 +148,23 @@ class Inbox:
 
     def waiting(self, principal: str | None) -> list[InboxQuestion]:
         """Return what waits for a person, oldest first."""
-        own = [_shown(record) for record, _ in self._live.values() if principal in (None, record.principal)]
-        return sorted(own + [each for source in self.sources for each in source.waiting(principal)], key=_put_at)
+        own = [each.entry for each in self._live.values() if principal in (None, each.entry.owner)]
+        waiting = own + [each for source in self.sources for each in source.waiting(principal)]
+        return sorted(waiting, key=lambda each: each.put_at)
 
     def ended(self, principal: str | None, most: int = MAX_ENDED) -> list[InboxQuestion]:
         """Return the latest questions of executions that wait no more, newest first."""
-        self._records.withdraw_dead()
-        return [_shown(record) for record in self._records.ended(principal, most)]
+        return self._table.ended(principal, most)
 
     def find(self, question_id: str, principal: str | None) -> InboxQuestion:
         """Return one question; another owner's is answered as an unknown one."""
         waiting = next((each for each in self.waiting(principal) if each.id == question_id), None)
-        if waiting is not None:
-            return waiting
-        self._records.withdraw_dead()
-        record = self._records.find(question_id) if question_id.isascii() else None
-        if record is None or principal not in (None, record.principal):
+        found = waiting or (self._table.find(question_id) if question_id.isascii() else None)
+        if found is None or principal not in (None, found.owner):
             raise QuestionNotFound(
                 f"there is no question {question_id[:80]!r}", hint="`belljar inbox` lists those that wait"
             )
-        return _shown(record)
+        return found
 
     async def answer(
         self,
@@ -152,11 +181,11 @@ class Inbox:
         check_may_answer(question_id, in_console=question.in_console, is_operator=principal is None)
         if question.state != "waiting":
             raise QuestionClosed(_fate(question))
-        given = checked_values(question.fields, values or {}) if action == "accept" else {}
         if question.kind == "workflow":
             for source in self.sources:
-                await source.answer(question, action, given, by, is_operator=principal is None)
+                await source.answer(question, action, values or {}, by, is_operator=principal is None)
             return
+        given = checked_values(question.fields, values or {}) if action == "accept" else {}
         if not self.is_open:
             raise InvalidArgument(
                 "this server takes answers from clients only", hint="The setting ask_in_console is `never`"
@@ -166,45 +195,7 @@ class Inbox:
             raise QuestionClosed(
                 f"question {question_id} waits under another server", hint="Answer it there, or on that machine"
             )
-        if not live[1](QuestionReply(action, given), by, where):
-            raise QuestionClosed(_fate(self.find(question_id, principal)))
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionInbox:
-    """The inbox as one execution uses it."""
-
-    inbox: Inbox
-    execution_id: str
-    session_id: str
-    principal: str
-
-    def may_ask(self, *, in_console: bool) -> bool:
-        """Return whether its questions may wait for somebody outside the client."""
-        return self.inbox.may_ask(self.principal, in_console=in_console)
-
-    def put(self, number: int, question: Question, limit_s: float, take: TakeAnswer) -> str:
-        """Put a question; return its id."""
-        now, shown = time.time(), shown_fields(question)
-        record = QuestionRecord(
-            id=f"{self.execution_id}-{number}",
-            execution_id=self.execution_id,
-            session_id=self.session_id,
-            principal=self.principal,
-            message=str(shown["message"]),
-            schema=json.dumps(question.schema),
-            is_password=question.is_password,
-            in_console=question.in_console,
-            subject=question.about.with_texts(printable).model_dump_json() if question.about is not None else "",
-            put_at=now,
-            expires_at=now + limit_s,
-        )
-        self.inbox.put(record, take)
-        return record.id
-
-    def end(self, question_id: str, state: QuestionState, by: str = "", where: str = "") -> None:
-        """Record what became of a question."""
-        self.inbox.end(question_id, state, by, where)
+        live.take(QuestionReply(action, given), by, where)
 
 
 def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> None:
@@ -220,30 +211,6 @@ def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> N
         )
 
 
-def _put_at(question: InboxQuestion) -> str:
-    return question.put_at
-
-
-def _shown(record: QuestionRecord) -> InboxQuestion:
-    return InboxQuestion(
-        id=record.id,
-        owner=record.principal,
-        session_id=record.session_id,
-        execution_id=record.execution_id,
-        message=record.message,
-        fields=record.fields(),
-        is_password=bool(record.is_password),
-        in_console=bool(record.in_console),
-        about=QuestionSubject.model_validate_json(record.subject) if record.subject else None,
-        state=record.state,
-        put_at=iso_ms(record.put_at),
-        expires_at=iso_ms(record.expires_at),
-        ended_at=iso_ms(record.ended_at) if record.ended_at else None,
-        answered_by=record.answered_by,
-        answered_in=record.answered_in,
-    )
-
-
 def _fate(question: InboxQuestion) -> str:
     at = (
         datetime.fromisoformat(question.ended_at).astimezone().strftime("%H:%M:%S") if question.ended_at else "just now"
@@ -253,8 +220,6 @@ def _fate(question: InboxQuestion) -> str:
     match question.state:
         case "answered" | "declined":
             return f"question {question.id} was {question.state} already{by}{where}, at {at}"
-        case "waiting":
-            return f"question {question.id} was answered by somebody else just now"
         case "expired":
             return f"question {question.id} expired at {at}: nobody had answered"
         case _:
