@@ -145,7 +145,7 @@ async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent
         (lambda access, one: engine.interrupt(access, execution_id=one), ExecutionNotFound, "run", ran.execution_id),
         (partial(engine.submit, code="1"), SessionNotFound, "session", ran.session_id),
         (partial(engine.rewind, to="1"), SessionNotFound, "session", ran.session_id),
-        (lambda access, one: steps_of(engine.install(access, one, ["ipython"])), SessionNotFound, "x", ran.session_id),
+        (lambda access, one: finished(engine.install(access, one, ["ipython"])), SessionNotFound, "x", ran.session_id),
     ]:
         told = [await refusal(method(STRANGER, one)) for one in (known, "0" * 32)]
         assert all(isinstance(error, kind) for error in told)
@@ -153,9 +153,11 @@ async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent
     assert (await engine.sessions(STRANGER, SessionFilter(owner="local"))).items == []
 
 
-async def steps_of(steps: AsyncGenerator[Step]) -> list[Step]:
+async def finished(steps: AsyncGenerator[Step]) -> Step:
     async with aclosing(steps) as told:
-        return [step async for step in told]
+        *_, last = [step async for step in told]
+    assert last.kind == "done"
+    return last
 
 
 async def refusal(call: object) -> BelljarError:
@@ -340,24 +342,25 @@ async def test_an_interrupt_takes_effect_before_it_first_waits(agent: Caller, ru
 
 
 async def test_a_session_is_opened_with_its_kernel_or_not_at_all(engine: Engine, runtime: Runtime) -> None:
-    done = (await steps_of(engine.open_session(CLIENT, reason="opened")))[-1].session
-    assert done is not None
-    assert (done.state, done.reason) == ("idle", "opened")
-    await engine.end(CLIENT, done.session_id)
+    opened = await finished(engine.open_session(CLIENT, reason="opened"))
+    assert opened.session is not None
+    assert (opened.session.state, opened.session.reason, opened.text) == ("idle", "opened", "")
+    assert opened.session.session_id in [one.session_id for one in await engine.live_sessions(CLIENT)]
+    await engine.end(CLIENT, opened.session.session_id)
     known = {session.id for session in runtime.sessions.all()}
     for wrong in ("nowhere", "kernel:nowhere"):
         with pytest.raises(BelljarError):
-            await steps_of(engine.open_session(CLIENT, wrong))
+            await finished(engine.open_session(CLIENT, wrong))
     assert {session.id for session in runtime.sessions.all()} == known
 
 
 async def test_an_installation_tells_what_came_of_each_package(engine: Engine, agent: Caller) -> None:
     session_id = await agent.new_session()
-    done = (await steps_of(engine.install(CLIENT, session_id, ["ipython"])))[-1].installation
-    assert done is not None
-    assert [(one["name"], one["error"]) for one in done.packages] == [("ipython", None)]
+    done = await finished(engine.install(CLIENT, session_id, ["ipython"]))
+    assert done.installation is not None
+    assert [(one["name"], one["error"]) for one in done.installation.packages] == [("ipython", None)]
     with pytest.raises(InvalidArgument):
-        await steps_of(engine.install(CLIENT, session_id, ["-r file"]))
+        await finished(engine.install(CLIENT, session_id, ["-r file"]))
 
 
 async def test_a_state_is_named_by_a_number_and_files_are_listed_below_folders(engine: Engine, agent: Caller) -> None:

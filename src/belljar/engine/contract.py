@@ -130,8 +130,10 @@ class Engine(Protocol):
         """List sessions, newest first."""
         ...
 
-    async def live_sessions(self, access: Access) -> list[LiveSession]:
-        """Return the sessions that are open now, as `list_sessions` tells their owners."""
+    async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:
+        """Return the sessions that are open now, as `list_sessions` tells their owners; with `asleep` the caller's
+        own too that are only on disk.
+        """
         ...
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
@@ -255,9 +257,17 @@ class Engine(Protocol):
         ...
 
     def open_session(
-        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+        self,
+        access: Access,
+        environment: str = "",
+        reason: str = "",
+        gpus: int | None = None,
+        patience_s: float | None = None,
     ) -> AsyncGenerator[Step]:
-        """Make a session of the caller's own and start its kernel; nothing of it stays if that fails or is left."""
+        """Make a session of the caller's own and start its kernel; nothing of it stays if that fails or is left.
+
+        An environment that is being made is waited for `patience_s` long; then the first cell starts the kernel.
+        """
         ...
 
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
@@ -329,14 +339,14 @@ class Engine(Protocol):
         """
         ...
 
-    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
         """Fork a session as it is, or was before execution `at`; the fork belongs to the owner of its origin.
 
         `at` is an id, or a number counted back from the last one, which is 1. `reseed` gives it other random numbers.
         """
         ...
 
-    async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
+    async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """Rewind a session to before an execution, given by its id or as the number of executions to undo."""
         ...
 

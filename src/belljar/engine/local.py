@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Literal
 
 from pydantic import JsonValue
@@ -23,7 +23,7 @@ from belljar.engine.models import (
 )
 from belljar.engine.packages import installing_cell
 from belljar.environments.installs import as_fields, check_requirements
-from belljar.errors import InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult, Rewinding, SessionFork, iso_ms
@@ -97,24 +97,47 @@ class LocalEngine(LocalViews):
         return self._entries.session(await self._row(access, session.id, is_counted=True))
 
     async def open_session(
-        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+        self,
+        access: Access,
+        environment: str = "",
+        reason: str = "",
+        gpus: int | None = None,
+        patience_s: float | None = None,
     ) -> AsyncGenerator[Step]:
         """See `Engine`."""
         session = await self._make(access.principal, environment, reason, gpus)
 
         async def start(tell: Callable[[str], None]) -> Step:
-            with session.following_environment(tell):
-                await session.start()
-            return Step(kind="done", session=await asyncio.to_thread(session.info))
+            said: list[str] = []
 
+            def note(text: str) -> None:
+                said.append(text)
+                tell(text)
+
+            with session.following_environment(note):
+                starting = asyncio.ensure_future(session.start())
+                try:
+                    done, _ = await asyncio.wait([starting], timeout=patience_s)
+                    if done or not said:
+                        await starting
+                finally:
+                    starting.cancel()
+            waits_for = "" if starting.done() else said[-1]
+            notice = session.lease.notice() if access.via == "client" else None
+            info = await asyncio.to_thread(session.info)
+            return Step(kind="done", text=waits_for, session=info, notice=notice)
+
+        is_told = False
         try:
             # Otherwise another caller's new session could make this one go, blank as it is.
             with session.in_use():
                 async with aclosing(_steps(start)) as steps:
                     async for step in steps:
+                        is_told = step.kind == "done"
                         yield step
         except BaseException:
-            await self._registry.clear(session.id, access.principal)
+            if not is_told:
+                await self._registry.clear(session.id, access.principal)
             raise
 
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
@@ -150,7 +173,7 @@ class LocalEngine(LocalViews):
             keeps_uris=keeps_files,
             keeps_figures=keeps_files,
         )
-        async with executions.turn_to_submit(key, owner):
+        async with executions.turn_to_submit(key, owner) if key else nullcontext():
             if key and (known := executions.submitted(key, cell.code, owner)) is not None:
                 record = registry.journal.find(known)
                 of_session = record.session_id if record is not None else session_id
@@ -160,10 +183,16 @@ class LocalEngine(LocalViews):
                     )
                 return Submitted(execution_id=known, session_id=of_session)
             session = await (registry.reach(session_id, owner) if session_id else self._make(owner))
-            if filename:
-                session.workspace.check_name(filename)
-            execution = session.submit(cell, key)
-        registry.journal.commit()
+            try:
+                if filename:
+                    session.workspace.check_name(filename)
+                execution = session.submit(cell, key)
+            except BelljarError:
+                if not session_id:  # made for this call, and the caller does not know it
+                    await registry.clear(session.id, owner)
+                raise
+        if access.via != "client":  # a client waits next, and hears of nothing before the commit
+            registry.journal.commit()
         return Submitted(execution_id=execution.id, session_id=session.id)
 
     async def wait(
@@ -256,17 +285,21 @@ class LocalEngine(LocalViews):
             running = [execution] if execution is not None and not execution.is_finished else []
         else:
             running = self._registry.running(session_id, await self._owner(access, session_id))
+        for execution in running:
+            execution.span.link()
         await interrupt_all(running, why or (f"by {access.name}" if access.name else ""), waits=waits)
         return [execution.id for execution in running]
 
-    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
         """See `Engine`."""
         owner = await self._owner(access, session_id)
-        forked = (await self._registry.fork(session_id, owner, at=at, reseed=reseed))[1]
+        session, forked = await self._registry.fork(session_id, owner, at=at, reseed=reseed)
+        if access.via == "client":
+            forked.session_info = session.lease.notice()
         self._note(access, session_id, f"forked the session as {forked.session_id}")
         return forked
 
-    async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
+    async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """See `Engine`."""
         session = await self._reach(access, session_id)
         rewinding = await session.rewind(to)

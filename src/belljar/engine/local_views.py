@@ -185,12 +185,13 @@ class LocalViews:
         """Return the place of what happens from now on."""
         return f"{self._run}:{self._registry.changes.number}"
 
-    async def live_sessions(self, access: Access) -> list[LiveSession]:
+    async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:
         """See `Engine`."""
         seen = [session for session in self._registry.all() if access.may_see(session.principal)]
-        infos = [await asyncio.to_thread(session.info) for session in seen]
-        pairs = zip(seen, infos, strict=True)
-        return [LiveSession(principal=session.principal, **info.model_dump()) for session, info in pairs]
+        found = [(session.principal, await asyncio.to_thread(session.info)) for session in seen]
+        if asleep:
+            found += [(access.principal, info) for info in self._registry.asleep(access.principal)]
+        return [LiveSession(principal=owner, **info.model_dump()) for owner, info in found]
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Engine`."""

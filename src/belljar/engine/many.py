@@ -25,7 +25,7 @@ from belljar.engine.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.engine.remote import CalledEngine, Event, RemoteEngine, ServerGone
+from belljar.engine.remote import CalledEngine, RemoteEngine, ServerGone
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -97,7 +97,7 @@ class ManyEngine(CalledEngine):
         """Call the server that has the session or the execution that is named; what names neither, the first one."""
         return await self._first((SessionNotFound, ExecutionNotFound), verb, access, **arguments)
 
-    async def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
+    async def _stream(self, verb: str, access: Access, kind: type[Any], **arguments: Any) -> AsyncGenerator[Any]:
         """Yield what the server tells that has the session that is named; what names none, the first one."""
         missing: BelljarError | None = None
         for engine in (await self._places()).values():
@@ -142,10 +142,10 @@ class ManyEngine(CalledEngine):
         """See `Engine`."""
         return (await self.health(access)).servers
 
-    async def live_sessions(self, access: Access) -> list[LiveSession]:
-        """See `Engine`."""
-        answers: list[tuple[str, list[LiveSession]]] = await self._all("live_sessions", access)
-        return [session for _, sessions in answers for session in sessions]
+    async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:
+        """See `Engine`. Those that sleep are told by every server."""
+        answers: list[tuple[str, list[LiveSession]]] = await self._all("live_sessions", access, asleep=asleep)
+        return [*{session.session_id: session for _, sessions in answers for session in sessions}.values()]
 
     async def console_link(self, access: Access) -> ConsoleLink:
         """See `Engine`. The first server that has a console gives it."""

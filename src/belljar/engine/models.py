@@ -5,7 +5,7 @@ from typing import Generic, Literal, TypeVar
 from pydantic import ConfigDict, JsonValue
 
 from belljar.kernels.variables import ColumnKind
-from belljar.models import ExecutionResult, FileReference, Model, OutputEvent, SessionInfo, Status, Usage
+from belljar.models import ExecutionResult, FileReference, Model, OutputEvent, SessionInfo, SessionNotice, Status, Usage
 
 MAX_LISTED = 1_000
 """The most variables of one page."""
@@ -188,7 +188,10 @@ class Step(Model):
 
     kind: Literal["stage", "done"]
     text: str = ""
+    """With `done`, what a new session still waits for."""
     session: SessionInfo | None = None
+    notice: SessionNotice | None = None
+    """What a client is told once about a new session."""
     installation: Installation | None = None
 
 

@@ -67,6 +67,12 @@ class SessionReason(Model):
     reason: str = Field(max_length=MAX_REASON_CHARS)
 
 
+class StartedSession(NewSession):
+    """A session to open with its kernel."""
+
+    patience_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
 class NewCell(Model):
     """A cell to run."""
 
@@ -117,14 +123,14 @@ class CompletionRequest(Model):
 class ForkRequest(Model):
     """Where to fork a session: before the execution `at`, or where it is now."""
 
-    at: str = ""
+    at: str | int = ""
     reseed: bool = False
 
 
 class RewindRequest(Model):
     """The execution before which the session goes on."""
 
-    to: str
+    to: str | int
 
 
 class QuestionAnswer(Model):
@@ -300,7 +306,13 @@ OPERATIONS: Final = (
         },
     ),
     Operation(
-        "live_sessions", "GET", "/live-sessions", "Those that are open now, in full", LiveSessions, wrapped="items"
+        "live_sessions",
+        "GET",
+        "/live-sessions",
+        "Those that are open now, in full",
+        LiveSessions,
+        {"asleep": Parameter("1: the caller's own too that are only on disk", 0, 0, 1)},
+        wrapped="items",
     ),
     Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
     Operation(
@@ -308,7 +320,7 @@ OPERATIONS: Final = (
         "POST",
         "/open-session",
         "Open a session and start its kernel: a stream of its stages",
-        body=NewSession,
+        body=StartedSession,
         media=STREAM,
     ),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),

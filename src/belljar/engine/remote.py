@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import httpx2
@@ -64,7 +64,6 @@ _MOST_ID_CHARS: Final = 400
 _ABSENCES: Final[dict[str, type[BelljarError]]] = {"session_id": SessionNotFound, "execution_id": ExecutionNotFound}
 _BEYOND: Final = 416
 """The status for a range behind the end of a file, which is no error here."""
-Event = TypeVar("Event", ServerEvent, Followed, Step)
 
 
 class ServerGone(EngineError):
@@ -79,7 +78,7 @@ class CalledEngine:
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         raise NotImplementedError
 
-    def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
+    def _stream(self, verb: str, access: Access, kind: type[Any], **arguments: Any) -> AsyncGenerator[Any]:
         raise NotImplementedError
 
     async def health(self, access: Access) -> Health:
@@ -102,9 +101,9 @@ class CalledEngine:
         """See `Engine`."""
         return await self._call("sessions", access, wanted=wanted, cursor=cursor, limit=limit)
 
-    async def live_sessions(self, access: Access) -> list[LiveSession]:
+    async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:
         """See `Engine`."""
-        return await self._call("live_sessions", access)
+        return await self._call("live_sessions", access, asleep=int(asleep))
 
     async def session(self, access: Access, session_id: str) -> SessionDetail:
         """See `Engine`."""
@@ -226,10 +225,15 @@ class CalledEngine:
         return await self._call("create", access, environment=environment, reason=reason, gpus=gpus)
 
     async def open_session(
-        self, access: Access, environment: str = "", reason: str = "", gpus: int | None = None
+        self,
+        access: Access,
+        environment: str = "",
+        reason: str = "",
+        gpus: int | None = None,
+        patience_s: float | None = None,
     ) -> AsyncGenerator[Step]:
         """See `Engine`."""
-        wanted = {"environment": environment, "reason": reason, "gpus": gpus}
+        wanted = {"environment": environment, "reason": reason, "gpus": gpus, "patience_s": patience_s}
         async for step in self._stream("open_session", access, Step, **wanted):
             yield step
 
@@ -294,11 +298,11 @@ class CalledEngine:
         wanted = {"session_id": session_id, "execution_id": execution_id, "why": why, "waits": waits}
         return await self._call("interrupt", access, **wanted)
 
-    async def fork(self, access: Access, session_id: str, at: str = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
         """See `Engine`."""
         return await self._call("fork", access, session_id=session_id, at=at, reseed=reseed)
 
-    async def rewind(self, access: Access, session_id: str, to: str) -> Rewinding:
+    async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """See `Engine`."""
         return await self._call("rewind", access, session_id=session_id, to=to)
 
@@ -351,7 +355,7 @@ class RemoteEngine(CalledEngine):
             return found.items, found.next is not None
         return getattr(found, operation.wrapped) if operation.wrapped else found
 
-    async def _stream(self, verb: str, access: Access, kind: type[Event], **arguments: Any) -> AsyncGenerator[Event]:
+    async def _stream(self, verb: str, access: Access, kind: type[Any], **arguments: Any) -> AsyncGenerator[Any]:
         async with self._send(_operation(verb, arguments), access, arguments) as response:
             fields: dict[str, str] = {}
             async for line in _lines(response):

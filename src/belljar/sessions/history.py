@@ -7,7 +7,6 @@ as an unknown one.
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,9 @@ class ExecutionHistory:
         self._settings = settings
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    def turn_to_submit(self, key: str, principal: str) -> AbstractAsyncContextManager[Any]:
-        """Return a lock that is held from a look at a key to the submission under it; none where there is no key."""
-        return self._turns.setdefault((principal, key), asyncio.Lock()) if key else nullcontext()
+    def turn_to_submit(self, key: str, principal: str) -> asyncio.Lock:
+        """Return a lock that is held from a look at a key to the submission under it."""
+        return self._turns.setdefault((principal, key), asyncio.Lock())
 
     def find(self, execution_id: str, principal: str | None) -> Execution | None:
         """Return a live or recent execution of the caller, or of anybody for None; None when it is not in memory."""

@@ -28,11 +28,9 @@ from belljar.executions.execution import Execution
 from belljar.questions.models import Question, QuestionReply
 from belljar.questions.schema import CONSENT
 from belljar.servers import CALL_HEADER
-from belljar.sessions.session import Session
 from belljar.toolbox.base import MODERN
 
 PROGRESS_INTERVAL_S = 0.25
-START_WAIT_S = 45.0
 PROGRESS_CHARS = 200
 ANSWERED_CHECK_S = 0.25
 ANSWER_KEY = "input"
@@ -73,29 +71,6 @@ async def follow(
             await ctx.report_progress(sent, None, " ".join(execution.latest_text()[-PROGRESS_CHARS:].split()))
             await execution.wait(min(PROGRESS_INTERVAL_S, max(left, 0)))
     return None
-
-
-async def start_reporting(session: Session, ctx: Context[Any, Any]) -> str:
-    """Start a session's kernel, and report what is said about its environment while that is being made.
-
-    Return nothing, or what the session still waits for after `START_WAIT_S`; then its first cell starts the kernel.
-    """
-    said: list[str] = []
-    with session.following_environment(said.append):
-        starting = asyncio.get_running_loop().create_task(session.start())
-        try:
-            deadline, sent = time.monotonic() + START_WAIT_S, 0
-            while not (await asyncio.wait([starting], timeout=PROGRESS_INTERVAL_S))[0]:
-                if sent < len(said):
-                    sent = len(said)
-                    await ctx.report_progress(sent, None, said[-1][:PROGRESS_CHARS])
-                if said and time.monotonic() > deadline:
-                    made = f"Its environment is being made, once: {said[-1]}"
-                    return f"{made}\nIts first cell runs as soon as that is there."
-            await starting
-        finally:
-            starting.cancel()
-    return ""
 
 
 def resume(execution: Execution, ctx: Context[Any, Any]) -> None:

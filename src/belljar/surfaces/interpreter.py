@@ -1,24 +1,23 @@
 """The default surface: tools that run code and manage sessions, with those for states, files and packages added."""
 
-import asyncio
+from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult
 from pydantic import Field, StrictInt
 
 from belljar.egress.rules import PACKAGES
+from belljar.engine.contract import MAX_WAIT_S, Engine
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
-from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
 from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
 from belljar.products import products
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
-from belljar.sessions.queue import interrupt_all
-from belljar.sessions.registry import NEW_SESSION_HINT, Registry
+from belljar.sessions.registry import NEW_SESSION_HINT
 from belljar.surfaces.auth import current_principal
 from belljar.surfaces.content import (
     asked_structure,
@@ -38,7 +37,6 @@ from belljar.surfaces.execution_wait import (
     leave_as_task,
     offered_wait_s,
     resume,
-    start_reporting,
     stopping_when_cancelled,
 )
 from belljar.surfaces.file_tools import FileTools
@@ -54,13 +52,15 @@ from belljar.surfaces.tools import (
     OptionalSession,
     SessionId,
     add_tools,
-    find_or_create_session,
+    current_client,
     idempotent,
+    last_step,
     note_refusal,
     refusals_as_results,
+    stage_reporter,
 )
 
-MAX_WAIT_S = 300.0
+START_WAIT_S = 45.0
 MAX_EVENTS = 500
 Code = Annotated[str, Field(description="Python; magics, !shell and await work")]
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for the result")]
@@ -79,7 +79,7 @@ At = Annotated[
 class Sessions(Model):
     """Answer of `list_sessions`."""
 
-    sessions: list[SessionInfo]
+    sessions: Sequence[SessionInfo]
 
 
 class Renamed(Model):
@@ -119,6 +119,7 @@ class InterpreterSurface:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
+        self._engine = runtime.late_engine.get()
         self._sessions = runtime.sessions
         self._shows_workspace = runtime.shows_workspace
 
@@ -134,7 +135,7 @@ class InterpreterSurface:
             (self.rename_session, idempotent(CHANGES)),
             (self.clear_session, idempotent(ENDS)),
         )
-        StateTools(self._sessions).register(server)
+        StateTools(self._engine).register(server)
         FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
         PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
         InterpreterResources(self._sessions).register(server)
@@ -159,9 +160,9 @@ class InterpreterSurface:
         Figures are captured. Files are in the working directory, /mnt/data. A cell that outlasts wait_s goes on:
         get_execution has the rest.
         """
-        names_session = session_id in NO_SESSION
+        names_session, client = session_id in NO_SESSION, current_client()
         if ctx.request_state is not None:
-            execution = self._sessions.executions.find(asked_execution(ctx), current_principal())
+            execution = self._sessions.executions.find(asked_execution(ctx), client.principal)
             if execution is None:
                 gone = ExecutionNotFound("the execution that asked is gone with its session", hint=NEW_SESSION_HINT)
                 return self._rejected(session_id, gone, ctx, names_session=names_session)
@@ -169,32 +170,24 @@ class InterpreterSurface:
             resume(execution, ctx)
             return await self._answer(execution, ctx, wait_s, names_session=names_session)
         try:
-            may_ask = can_ask(ctx) or self._sessions.inbox.may_ask(current_principal())
-            cell = make_cell(
-                self._settings,
+            submitted = await self._engine.submit(
+                client,
+                "" if names_session else session_id,
                 code,
                 timeout_s=timeout_s,
-                allow_input=may_ask,
                 filename=filename,
+                key=idempotency_key,
+                asks="client" if can_ask(ctx) else "inbox",
                 client=client_name(ctx),
-                keeps_uris=True,
-                keeps_figures=True,
+                keeps_files=True,
             )
-            executions, principal = self._sessions.executions, current_principal()
-            execution, known = None, None
-            async with executions.turn_to_submit(idempotency_key, principal):
-                if idempotency_key:
-                    known = executions.submitted(idempotency_key, cell.code, principal)
-                if known is None:
-                    session = await find_or_create_session(self._sessions, session_id)
-                    session_id = session.id
-                    if filename:
-                        session.workspace.check_name(filename)
-                    execution = session.submit(cell, idempotency_key)
-            if execution is None:
-                return await self._answer_again(known or "", ctx, wait_s)
         except BelljarError as error:
             return self._rejected(session_id, error, ctx, names_session=names_session)
+        # In memory, because what this call waits for with its client is more than an execution's state.
+        session = self._sessions.find_open(submitted.session_id)
+        execution = session.queue.find(submitted.execution_id) if session is not None else None
+        if execution is None:
+            return self.shown(await self._engine.result(client, submitted.execution_id), ctx)
         return await self._answer(execution, ctx, wait_s, names_session=names_session)
 
     @refusals_as_results
@@ -218,7 +211,7 @@ class InterpreterSurface:
                 wait_s = 0  # there are new events already, and a client that streams wants them now
             elif question := await follow(execution, ctx, wait_s, is_streaming=wants(ctx, "belljar/events", True)):
                 return question
-        return self.shown(self._sessions.executions.result(execution_id, current_principal(), since), ctx, since)
+        return self.shown(await self._engine.result(current_client(), execution_id, since), ctx, since)
 
     @refusals_as_results
     async def interrupt_execution(self, execution_id: str = "", session_id: str = "") -> Answer:
@@ -227,17 +220,10 @@ class InterpreterSurface:
             raise InvalidArgument(
                 "interrupt_execution takes either execution_id or session_id", hint="Pass one of them"
             )
-        if session_id:
-            running = self._sessions.running(session_id, current_principal())
-        else:
-            execution = self._sessions.executions.find(execution_id, current_principal())
-            if execution is None:
-                self._sessions.executions.result(execution_id, current_principal())
-            running = [execution] if execution is not None and not execution.is_finished else []
-        for execution in running:
-            execution.span.link()
-        await interrupt_all(running)
-        report = Interrupted(interrupted=[execution.id for execution in running], message=_interruption(running))
+        client = current_client()
+        stopped = await self._engine.interrupt(client, session_id, execution_id=execution_id)
+        results = [await self._engine.result(client, one) for one in stopped]
+        report = Interrupted(interrupted=stopped, message=_interruption(results))
         return model_blocks(report, report.message)
 
     # Sessions
@@ -272,25 +258,19 @@ class InterpreterSurface:
         return await self._new_session(ctx, environment, reason, gpus)
 
     async def _new_session(self, ctx: Ctx, environment: str, reason: str, gpus: int | None) -> Answer:
-        principal = current_principal()
-        await self._sessions.make_room(principal)
-        session = self._sessions.create(principal, environment=environment, reason=reason, gpus=gpus)
-        with session.in_use():  # otherwise another caller's new session could make this one go, blank as it is
-            try:
-                waits_for = await start_reporting(session, ctx)
-            except BaseException:
-                await self._sessions.clear(session.id, principal)
-                raise
-            notice = session.lease.notice()
-            info = await asyncio.to_thread(session.info)
+        opening = self._engine.open_session(current_client(), environment, reason, gpus, START_WAIT_S)
+        done = await last_step(opening, stage_reporter(ctx))
+        waits_for = done.text and (
+            f"Its environment is being made, once: {done.text}\nIts first cell runs as soon as that is there."
+        )
+        info, notice = cast("SessionInfo", done.session), done.notice
         lines = [f"session_id: {info.session_id}", waits_for, notice.instructions if notice else ""]
         return model_blocks(info, "\n".join(filter(None, lines)))
 
     @refusals_as_results
     async def list_sessions(self) -> Answer:
         """Your sessions with state, memory and expiry."""
-        infos = [await asyncio.to_thread(session.info) for session in self._sessions.of(current_principal())]
-        infos += self._sessions.asleep(current_principal())
+        infos: list[SessionInfo] = [*await self._engine.live_sessions(current_client(), asleep=True)]
         if self._sessions.list_others is not None:
             infos += await self._sessions.list_others()
         lines = [
@@ -307,7 +287,7 @@ class InterpreterSurface:
         self, session_id: SessionId, reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
     ) -> Answer:
         """Change its reason."""
-        kept = self._sessions.rename(session_id, current_principal(), reason)
+        kept = (await self._engine.rename(current_client(), session_id, reason)).reason
         text = f"Lists show session {session_id} as: {kept}" if kept else f"Session {session_id} has no reason now."
         return model_blocks(Renamed(session_id=session_id, reason=kept), text)
 
@@ -315,7 +295,7 @@ class InterpreterSurface:
     async def clear_session(self, session_id: SessionId) -> Answer:
         """End a session and delete its variables, files and history."""
         try:
-            await self._sessions.clear(session_id, current_principal())
+            await self._engine.end(current_client(), session_id)
         except SessionNotFound as error:
             note_refusal(error)
             return error_blocks(error, {"success": False, "message": error_field(error)})
@@ -336,13 +316,6 @@ class InterpreterSurface:
         end = "[the end]" if read.is_last else f"[not the end: {rest} goes on]"
         return model_blocks(report, f"{report.text.rstrip()}\n\n{end}".lstrip())
 
-    async def _answer_again(self, execution_id: str, ctx: Ctx, wait_s: float) -> Answer:
-        """Answer a call that repeats an idempotency key: its execution runs or has ended, and is not run again."""
-        execution = self._sessions.executions.find(execution_id, current_principal())
-        if execution is not None:
-            return await self._answer(execution, ctx, wait_s)
-        return self.shown(self._sessions.executions.result(execution_id, current_principal()), ctx)
-
     async def _answer(self, execution: Execution, ctx: Ctx, wait_s: float, *, names_session: bool = True) -> Answer:
         async with stopping_when_cancelled(ctx, self._settings.interrupt_on, execution.interrupt):
             question = await follow(execution, ctx, offered_wait_s(wait_s))
@@ -353,7 +326,7 @@ class InterpreterSurface:
             leave_as_task(execution.id)
         result = execution.result()
         result.session_info = self._sessions.notice(execution)
-        return self.shown(result, ctx, names_session=names_session)
+        return self.shown(result, ctx, names_session=names_session, ran=execution)
 
     def _rejected(self, session_id: str, error: BelljarError, ctx: Ctx, *, names_session: bool) -> CallToolResult:
         """Return the answer to a call that never became an execution, with every field of a result."""
@@ -371,8 +344,16 @@ class InterpreterSurface:
         )
         return self.shown(result, ctx, names_session=names_session)
 
-    def shown(self, result: ExecutionResult, ctx: Ctx, since: int = 0, *, names_session: bool = True) -> CallToolResult:
-        """Return a result as this request wants it."""
+    def shown(
+        self,
+        result: ExecutionResult,
+        ctx: Ctx,
+        since: int = 0,
+        *,
+        names_session: bool = True,
+        ran: Execution | None = None,
+    ) -> CallToolResult:
+        """Return a result as this request wants it; `ran` is its execution, where that is at hand."""
         principal, executions = current_principal(), self._sessions.executions
         answer = execution_blocks(
             result,
@@ -384,7 +365,7 @@ class InterpreterSurface:
             failures_are_errors=self._settings.failures_are_errors,
             has_checkpoint=result.state == "lost" and executions.has_checkpoint(result.execution_id, principal),
             names_session=names_session,
-            advice=self._advice(result, principal),
+            advice=self._advice(result, principal, ran),
         )
         if wants(ctx, "belljar/events", True) and answer.structured_content is not None:
             events = list(islice(self._sessions.journal.events(result.execution_id, since), MAX_EVENTS))
@@ -392,12 +373,12 @@ class InterpreterSurface:
             answer.structured_content["sequence"] = events[-1].sequence if events else since
         return answer
 
-    def _advice(self, result: ExecutionResult, principal: str) -> str:
+    def _advice(self, result: ExecutionResult, principal: str, ran: Execution | None) -> str:
         if result.status not in ("ok", "error"):
             return ""
         seen = self._runtime.starter.host_folders
         folders = seen.of(principal) if self._settings.folders else ()
-        execution = self._sessions.executions.find(result.execution_id, principal)
+        execution = ran or self._sessions.executions.find(result.execution_id, principal)
         return next_call(
             result,
             hosts=[rule for rule in self._settings.egress if rule != PACKAGES],
@@ -421,20 +402,19 @@ def _gpu_part(info: SessionInfo) -> str:
     return f"{len(info.gpus)} GPU{'s' if len(info.gpus) > 1 else ''} with {info.gpu_memory_mb:g} MB of it, "
 
 
-def _interruption(running: list[Execution]) -> str:
-    if not running:
+def _interruption(stopped: list[ExecutionResult]) -> str:
+    if not stopped:
         return "Nothing was running."
-    lost = [execution.id for execution in running if execution.result().state == "lost"]
-    if lost:
-        return f"{len(running)} stopped; the code ignored the interrupt and was killed: variables are lost, files kept."
-    return f"{len(running)} interrupted; variables are kept."
+    if any(result.state == "lost" for result in stopped):
+        return f"{len(stopped)} stopped; the code ignored the interrupt and was killed: variables are lost, files kept."
+    return f"{len(stopped)} interrupted; variables are kept."
 
 
 class StateTools:
-    """The state tools, over the sessions of one runtime."""
+    """The state tools, over one engine."""
 
-    def __init__(self, sessions: Registry) -> None:
-        self._sessions = sessions
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
@@ -451,15 +431,13 @@ class StateTools:
 
         Threads, processes and sockets do not come along.
         """
-        session, fork = await self._sessions.fork(session_id, current_principal(), at=at, reseed=reseed)
-        fork.session_info = session.lease.notice()
+        fork = await self._engine.fork(current_client(), session_id, at, reseed=reseed)
         return model_blocks(fork, _fork_text(fork, at))
 
     @refusals_as_results
     async def rewind_session(self, session_id: SessionId, to: To) -> Answer:
         """Undo executions: variables and files become what they were before. The latest few states are kept."""
-        session = await self._sessions.reach(session_id, current_principal())
-        rewinding = await session.rewind(to)
+        rewinding = await self._engine.rewind(current_client(), session_id, to)
         return model_blocks(rewinding, _rewind_text(rewinding))
 
 

@@ -11,7 +11,8 @@ import inspect
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from functools import wraps
 from typing import Annotated, Any, Final, ParamSpec, cast
 
@@ -23,7 +24,9 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 
 from belljar import logs, metrics, tracing
-from belljar.errors import BelljarError, Busy, InvalidArgument, out_of_descriptors
+from belljar.engine.contract import Access
+from belljar.engine.models import Step
+from belljar.errors import BelljarError, Busy, EngineError, InvalidArgument, out_of_descriptors
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.surfaces.auth import current_principal
@@ -110,6 +113,21 @@ def refusals_as_results(tool: Callable[P, Coroutine[Any, Any, Answer]]) -> Calla
             return error_blocks(named)
 
     return answered
+
+
+def current_client() -> Access:
+    """Return who made the current request, for the engine."""
+    return Access(current_principal(), via="client")
+
+
+async def last_step(steps: AsyncGenerator[Step], report: Callable[[str], Awaitable[None]]) -> Step:
+    """Report the stages of what takes long, and return the step that says what came of it."""
+    async with aclosing(steps) as told:
+        async for step in told:
+            if step.kind == "done":
+                return step
+            await report(step.text)
+    raise EngineError("the work ended without telling what came of it")
 
 
 def connection_of(ctx: Ctx) -> tuple[str, str]:
