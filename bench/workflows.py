@@ -119,11 +119,7 @@ def _enter(records: RunRecords, run_id: str, text: str, session_id: str) -> None
             session_id=session_id,
             server="",
             state="running",
-            wanted="",
             started_at=time.time(),
-            ended_at=None,
-            end="",
-            value=None,
         )
     )
 

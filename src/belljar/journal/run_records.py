@@ -44,13 +44,13 @@ class RunRecord:
     server: str
     """The server that drives it; empty while none does."""
     state: RunState
-    wanted: str
+    wanted: str = ""
     """`stop` when somebody wants it stopped."""
-    started_at: float
-    ended_at: float | None
-    end: str
+    started_at: float = 0.0
+    ended_at: float | None = None
+    end: str = ""
     """Why it has ended or waits."""
-    value: str | None
+    value: str | None = None
     """The value of its last step, as JSON."""
     tries: int = 0
     """How many servers in a row took it over from one that had died, and died soon after. See `settle`."""
@@ -62,18 +62,18 @@ class StepRecord(NamedTuple):
     path: str
     attempt: int
     state: StepState
-    execution_id: str
-    session_id: str
-    value: str | None
+    execution_id: str = ""
+    session_id: str = ""
+    value: str | None = None
     """What the step gave, as JSON."""
-    error: str
-    notes: str
-    question: str | None
+    error: str = ""
+    notes: str = ""
+    question: str | None = None
     """What a person is or was asked, as JSON."""
-    answer: str | None
-    expires_at: float | None
-    began_at: float
-    ended_at: float | None
+    answer: str | None = None
+    expires_at: float | None = None
+    began_at: float = 0.0
+    ended_at: float | None = None
 
 
 class RunRecords:

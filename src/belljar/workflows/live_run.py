@@ -239,22 +239,7 @@ class LiveRun:
 
     def enter(self, path: str, attempt: int, session_id: str) -> None:
         """Put an attempt on record of which nothing has happened."""
-        now = time.time()
-        row = StepRecord(
-            path=path,
-            attempt=attempt,
-            state="running",
-            execution_id="",
-            session_id=session_id,
-            value=None,
-            error="",
-            notes="",
-            question=None,
-            answer=None,
-            expires_at=None,
-            began_at=now,
-            ended_at=None,
-        )
+        row = StepRecord(path, attempt, "running", session_id=session_id, began_at=time.time())
         self.records.put(self.id, row)
 
     def finish(
@@ -285,17 +270,12 @@ class LiveRun:
         """Record what a step with inner steps decided or returned."""
         last, now = self.last(path), time.time()
         row = StepRecord(
-            path=path,
-            attempt=1,
-            state=state,
-            execution_id="",
+            path,
+            1,
+            state,
             session_id=session_id,
             value=json.dumps(value),
             error=error,
-            notes="",
-            question=None,
-            answer=None,
-            expires_at=None,
             began_at=last.began_at if last is not None else now,
             ended_at=None if state == "running" else now,
         )

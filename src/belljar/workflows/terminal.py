@@ -4,20 +4,18 @@ The run is driven by an engine of this process. Does not know which command bega
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import shlex
-import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
-from belljar.cli.terminal import INTERRUPTED, StandardInput, write
+from belljar.cli.terminal import INTERRUPTED, StandardInput, on_sigint, write
 from belljar.errors import InvalidArgument
 from belljar.questions.schema import choices_of, fields_of, typed_value
 from belljar.runtime import Runtime
@@ -197,32 +195,18 @@ async def _ask(runtime: Runtime, run: LiveRun, path: str, question: RunQuestion,
 @asynccontextmanager
 async def _interruptible(runtime: Runtime, run: LiveRun) -> AsyncGenerator[None]:
     """Stop driving on Ctrl-C: what runs is interrupted, and the run can be resumed."""
-    with _on_sigint() as interrupted:
-        following = asyncio.current_task()
-        watching = asyncio.get_running_loop().create_task(_cancel_when(interrupted, following))
+    following, is_interrupted = asyncio.current_task(), False
+
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        if following is not None and not is_interrupted:
+            is_interrupted = following.cancel()
+
+    with on_sigint(interrupt):
         try:
             yield
         except asyncio.CancelledError:
-            if not interrupted.is_set():
+            if following is None or not is_interrupted:
                 raise
-            if following is not None:
-                following.uncancel()
+            following.uncancel()
             await workflows_of(runtime).interrupt(run)
-        finally:
-            watching.cancel()
-
-
-async def _cancel_when(event: asyncio.Event, task: "asyncio.Task[Any] | None") -> None:
-    await event.wait()
-    if task is not None:
-        task.cancel()
-
-
-@contextlib.contextmanager
-def _on_sigint() -> Generator[asyncio.Event]:
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGINT, event.set)
-    try:
-        yield event
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

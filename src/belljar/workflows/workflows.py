@@ -144,11 +144,7 @@ class Workflows:
             session_id=session.id,
             server=self._records.server,
             state="running",
-            wanted="",
             started_at=time.time(),
-            ended_at=None,
-            end="",
-            value=None,
         )
         try:
             self._records.enter(record)
