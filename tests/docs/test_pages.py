@@ -34,8 +34,8 @@ from belljar.privacy.rules import PrivacyRules
 from belljar.settings import Settings
 from belljar.settings.sources import ALIASES, SECRETS, parse_config, variable
 from belljar.toolbox.server_config import read_file
+from belljar.workflows.definition import OWN_TYPES
 from belljar.workflows.library import Library
-from belljar.workflows.step_types import own_step_types
 from belljar.workflows.text import read_text
 
 VARIABLES = {variable(name) for name in Settings.model_fields} | {*ALIASES.values(), "BELLJAR_CONFIG"}
@@ -177,7 +177,7 @@ def test_yaml_blocks_are_workflows_or_files_of_others(snippet: Snippet) -> None:
         assert value.keys() & {"scrape_configs", "services"}, f"{snippet.place}: what is this?"
         return
     steps = snippet.text if isinstance(value, dict) else "name: part\nsteps:\n" + indented(snippet.text)
-    definition = Library(None, own_step_types()).from_text(steps)
+    definition = Library(None, {kind.name: kind for kind in OWN_TYPES}).from_text(steps)
     assert definition.steps
     assert read_text(steps)
 

@@ -17,9 +17,8 @@ from belljar.hooks import CodeStep, hookimpl
 from belljar.journal.run_records import RunRecords
 from belljar.runtime import Runtime, open_plugins, open_runtime
 from belljar.settings import Settings
-from belljar.workflows.definition import StepKind
+from belljar.workflows.definition import OWN_TYPES, StepKind, step_types
 from belljar.workflows.live_run import LiveRun
-from belljar.workflows.step_types import own_step_types, step_types
 from belljar.workflows.workflows import Workflows, workflows_of
 from waiting import until
 
@@ -198,7 +197,7 @@ async def test_two_servers_never_take_one_run(runtime: Runtime):
     workflows = workflows_of(runtime)
     info = await ran(workflows, workflow(form("ask", "Go on?"), code("a", "1")))
     await until(lambda: not workflows.record(info.run, "local").server)
-    one, other = (another(runtime, name, own_step_types()) for name in ("one", "other"))
+    one, other = (another(runtime, name, {kind.name: kind for kind in OWN_TYPES}) for name in ("one", "other"))
     seen = workflows.record(info.run, "local")
     claims = [each._records.claim(seen) for each in (one, other, workflows)]  # pyright: ignore[reportPrivateUsage]
     assert claims == [True, False, False]

@@ -17,10 +17,9 @@ from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import Policy
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import Definition, json_schema
+from belljar.workflows.definition import OWN_TYPES, Definition, OwnStepTypes, json_schema, step_types
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
-from belljar.workflows.step_types import OwnStepTypes, own_step_types, step_types
 from belljar.workflows.templates import TemplateFailed, rendered
 from belljar.workflows.text import read_text
 from hostile_texts import slow_texts
@@ -44,7 +43,7 @@ class Tools:
 
 
 def library(folder: Path | None = None) -> Library:
-    return Library(folder, own_step_types())
+    return Library(folder, {kind.name: kind for kind in OWN_TYPES})
 
 
 async def checked(text: str, policy: Mapping[str, Any] = {}, folder: Path | None = None) -> Definition:

@@ -22,7 +22,7 @@ class WorkflowsProduct(Product):
 
     def plugin(self) -> object:
         """See `Product`."""
-        from belljar.workflows.step_types import OwnStepTypes
+        from belljar.workflows.definition import OwnStepTypes
 
         return OwnStepTypes()
 

@@ -26,11 +26,10 @@ from belljar.servers import is_living
 from belljar.settings import Settings, load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import Definition, ToolCallStep, json_schema
+from belljar.workflows.definition import Definition, ToolCallStep, json_schema, step_types
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun
-from belljar.workflows.step_types import step_types
 from belljar.workflows.terminal import answer_hint, drive, print_notes
 from belljar.workflows.views import RunInfo, run_info, run_text
 from belljar.workflows.workflows import workflows_of

@@ -1,10 +1,11 @@
-"""The form of a workflow: the models of its parts, as they are written and as they are run, and its JSON Schema.
+"""The form of a workflow: the models of its parts, the types of its steps, and its JSON Schema.
 
 `parser.py` makes a definition of a text; `checks.py` checks what names and expressions mean. The keys of the original
 for `retry` and `guardrails` are read too.
 """
 
 import keyword
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,14 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from belljar.facts import CodeStep, hookimpl
+from belljar.plugins import Plugins
 from belljar.policy.rules import Policy
 from belljar.workflows import switches
 from belljar.workflows.switches import with_own_rules
 from belljar.workflows.text import LocatedText, Path
+
+log = logging.getLogger(__name__)
 
 MAX_BRANCHES = 16
 MAX_ITERATIONS = 10_000
@@ -249,6 +254,44 @@ class StepKind:
     def config_schema(self) -> Mapping[str, Any]:
         """Return the JSON Schema of its configuration."""
         return self.schema if self.schema is not None else self.config.model_json_schema(by_alias=True)
+
+
+OWN_TYPES = (
+    StepKind("code_execution", CodeExecution, "Runs Python in the run's session"),
+    StepKind("tool_call", ToolCallStep, "Calls a tool of another MCP server"),
+    StepKind("form", FormStep, "Asks a person, for consent or for values"),
+    StepKind("condition", Condition, "Takes one of two ways", ("then", "else")),
+    StepKind("loop", Loop, "Repeats steps", ("steps",)),
+    StepKind("parallel", Parallel, "Runs lists of steps side by side, each in a fork of the session", ("branches",)),
+    StepKind("workflow", SubWorkflow, "Runs another workflow in the same session"),
+)
+
+
+class OwnStepTypes:
+    """belljar's own step types, registered through the hook that plugins use."""
+
+    @hookimpl
+    def workflow_step_types(self) -> tuple[StepKind, ...]:
+        """Return the types."""
+        return OWN_TYPES
+
+
+def step_types(plugins: Plugins) -> Mapping[str, StepKind]:
+    """Return all step types by name: belljar's own, which nothing can replace, and those of plugins."""
+    found: dict[str, StepKind] = {}
+    for name, kind in plugins.named("workflow_step_types").items():
+        if isinstance(kind, StepKind):
+            found[name] = kind
+        elif isinstance(kind, CodeStep) and NAME.fullmatch(name):
+            description = str(kind.config_schema.get("description", "A step of a plugin"))
+            found[name] = StepKind(
+                name, FreeConfig, description, code=kind.code, schema=kind.config_schema, repeat=kind.repeat
+            )
+        else:
+            log.warning(
+                "the step type %s of a plugin is no CodeStep, or has no name that workflows can use", name[:100]
+            )
+    return found
 
 
 # What a text becomes: see `parser.py`

@@ -176,15 +176,8 @@ class RunSession:
         self._forget_older(execution_id)
         return "; ".join(f"a resumed run lacks the variable {loss_text(loss)}" for loss in report.lost[:20])
 
-    def saved(self) -> set[str]:
-        """Return the executions after which variables are on disk."""
-        return {*self._saved_in_order()}
-
-    def latest_saved(self) -> str:
-        """Return the execution after which variables were saved last; empty if none were."""
-        return next(reversed(self._saved_in_order()), "")
-
-    def _saved_in_order(self) -> list[str]:
+    def saved(self) -> list[str]:
+        """Return the executions after which variables are on disk, in the order that they were saved."""
         found = sorted(self._root.glob(f"{STATE_PREFIX}*"), key=lambda path: path.stat().st_mtime_ns)
         return [path.name.removeprefix(STATE_PREFIX) for path in found]
 

@@ -28,14 +28,13 @@ from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind
+from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind, step_types
 from belljar.workflows.guardrails import hidden_in
 from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, Released, StopRun
 from belljar.workflows.questions import RunQuestion, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
-from belljar.workflows.step_types import step_types
 from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
 
 LOOK_S = 5.0
@@ -158,7 +157,7 @@ class Workflows:
         self, run_id: str, principal: str, *, text: Definition | None = None, accepts_change: bool = False
     ) -> LiveRun:
         """Go on with a run that nobody drives. `text` is the workflow as its source has it now, if that is known."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         if (live := self._live.get(record.id)) is not None:
             return live
         state = self.state_of(record)
@@ -175,7 +174,7 @@ class Workflows:
                 )
             await self.check(text, json.loads(record.variables))
             self._records.replace_text(record.id, text.source.text, json.dumps(texts_of(text)), digest_of(text))
-            record = self._find(run_id, principal)
+            record = self.record(run_id, principal)
         live = self._take(record, reruns_failed=record.state in ENDED)
         if live is None:
             raise InvalidArgument(f"run {record.id} was taken by another server", hint="Wait for it, or stop it")
@@ -189,7 +188,7 @@ class Workflows:
         if not self._records.claim(record):
             return None
         log.info("run %s of workflow %s goes on", record.id, record.name, extra=_about(record))
-        return self._drive(self._find(record.id, record.principal), definition, reruns_failed=reruns_failed)
+        return self._drive(self.record(record.id, record.principal), definition, reruns_failed=reruns_failed)
 
     def _definition(self, record: RunRecord) -> Definition:
         return self.library.from_record(record.text, record.source, json.loads(record.texts), record.name)
@@ -254,7 +253,7 @@ class Workflows:
         if not rows:
             return
         # Older states are deleted when a later one is on disk, so the latest is that of the last step that came so far.
-        saved = session.latest_saved()
+        saved = next(reversed(session.saved()), "")
         is_dirty = any(row[-1].execution_id and row[-1].state in _UNDER_WAY for row in run.log.values())
         session.use_saved(saved, is_dirty=is_dirty)
         session.is_restored = bool(saved) or await session.has_live_kernel()
@@ -292,7 +291,7 @@ class Workflows:
         is_operator: bool = False,
     ) -> LiveRun | None:
         """Record a person's answer to a question of a run, and have the run go on; the run if this server drives it."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         asked = self._find_question(record, step)
         question = read_question(asked.question or "")
         check_may_answer(f"{record.id}:{asked.path}", in_console=question.in_console, is_operator=is_operator)
@@ -312,7 +311,7 @@ class Workflows:
         if record.server and self._is_living(record.server):
             return None  # it looks at its record every second
         try:
-            return self._take(self._find(record.id, record.principal))
+            return self._take(self.record(record.id, record.principal))
         except Busy:
             return None  # the answer is on record, and a server takes the run up when it looks again
 
@@ -339,7 +338,7 @@ class Workflows:
 
     def questions(self, run_id: str, principal: str) -> list[tuple[str, RunQuestion]]:
         """Return the steps of a run that wait for a person, with what the client may ask them."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         asked = [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
         return [(path, question) for path, question in asked if not question.in_console]
 
@@ -349,14 +348,14 @@ class Workflows:
 
     def has_asked(self, run_id: str, principal: str, since: float) -> bool:
         """Return whether a run waits for a person, or asked one after a time."""
-        rows = self._records.asked(self._find(run_id, principal).id)
+        rows = self._records.asked(self.record(run_id, principal).id)
         return any(row.state == "waiting" or read_question(row.question or "").asked_at >= since for row in rows)
 
     # Stopping
 
     async def stop(self, run_id: str, principal: str) -> None:
         """Stop a run: what runs of it is interrupted, and nothing more begins."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         if record.state in ENDED:
             raise InvalidArgument(f"run {record.id} is {record.state} already")
         if not self._is_driven(record) and self._records.end_undriven(record, "stopped", "somebody stopped it"):
@@ -370,11 +369,11 @@ class Workflows:
 
     def live(self, run_id: str, principal: str) -> LiveRun | None:
         """Return a run of the caller that this server drives."""
-        return self._live.get(self._find(run_id, principal).id)
+        return self._live.get(self.record(run_id, principal).id)
 
     def show(self, run_id: str, principal: str, *, most: int | None = None) -> RunInfo:
         """Return what is known of a run."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         options = {} if most is None else {"most": most}
         return run_info(self._records, record, self.state_of(record), **options)
 
@@ -385,10 +384,6 @@ class Workflows:
             for record in self._records.latest(principal, most)
         ]
 
-    def record(self, run_id: str, principal: str) -> RunRecord:
-        """Return the record of a run, by its id or enough of its beginning."""
-        return self._find(run_id, principal)
-
     def state_of(self, record: RunRecord) -> RunState:
         """Return the state of a run as of now: one whose server has died is interrupted."""
         return "interrupted" if record.state == "running" and not self._is_driven(record) else record.state
@@ -398,10 +393,11 @@ class Workflows:
 
     def is_orphan(self, run_id: str, principal: str) -> bool:
         """Return whether the server of a run has died, so that another one goes on with it soon."""
-        record = self._find(run_id, principal)
+        record = self.record(run_id, principal)
         return record.state == "running" and self.state_of(record) == "interrupted"
 
-    def _find(self, run_id: str, principal: str) -> RunRecord:
+    def record(self, run_id: str, principal: str) -> RunRecord:
+        """Return the record of a run, by its id or enough of its beginning."""
         record = self._records.find(run_id)
         if record is None and run_id.isalnum() and 4 <= len(run_id) < ID_CHARS:
             found = self._records.begins_with(run_id, principal, 2)
