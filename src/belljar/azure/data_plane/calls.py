@@ -148,18 +148,25 @@ class Call:
         return cast("dict[str, Any]", value)
 
     async def _content(self, chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes:
-        too_large = Problem(413, "RequestTooLarge", f"The body has more than {limit_bytes:,} bytes", target="body")
-        if length_of(self.request) > limit_bytes:
-            raise too_large
-        content = bytearray()
         try:
-            async for chunk in chunks:
-                content += chunk
-                if len(content) > limit_bytes:
-                    raise too_large
+            content = await bounded_body(self.request, chunks, limit_bytes)
         except ClientDisconnect:
             raise caller_gone() from None
-        return bytes(content)
+        if content is None:
+            raise Problem(413, "RequestTooLarge", f"The body has more than {limit_bytes:,} bytes", target="body")
+        return content
+
+
+async def bounded_body(request: Request, chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes | None:
+    """Return what chunks of a body make together; None where that is too long."""
+    content = bytearray()
+    if length_of(request) > limit_bytes:
+        return None
+    async for chunk in chunks:
+        content += chunk
+        if len(content) > limit_bytes:
+            return None
+    return bytes(content)
 
 
 def length_of(request: Request) -> int:

@@ -37,7 +37,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, metrics, tracing
-from belljar.azure.data_plane.calls import length_of
+from belljar.azure.data_plane.calls import bounded_body
 from belljar.azure.data_plane.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.azure.data_plane.problems import json_response
 from belljar.azure.data_plane.values import picture_in
@@ -236,7 +236,10 @@ class PlainRpc:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        body = await self._body(request)
+        try:
+            body = await bounded_body(request, request.stream(), self._limit_bytes)
+        except ClientDisconnect:
+            body = b""
         if body is None:
             refused = refusal(INVALID_REQUEST, f"The message has more than {self._limit_bytes:,} bytes", None)
             return _response(refused, 413)
@@ -250,20 +253,6 @@ class PlainRpc:
         if isinstance(answer, JSONRPCError):
             return _response(answer)
         return json_response({"jsonrpc": "2.0", "id": message.id, "result": answer})
-
-    async def _body(self, request: Request) -> bytes | None:
-        """Return the body; None if it is too long."""
-        if length_of(request) > self._limit_bytes:
-            return None
-        body = bytearray()
-        try:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > self._limit_bytes:
-                    return None
-        except ClientDisconnect:
-            return b""
-        return bytes(body)
 
     async def _serve(self, request: Request, message: JSONRPCRequest) -> dict[str, Any] | JSONRPCError:
         match message.method:
