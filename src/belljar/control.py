@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar import ipc
 from belljar.models import SessionInfo
-from belljar.servers import HTTP_SOCKET, is_living
+from belljar.servers import http_sockets, is_living
 
 _EARLIER = "operator.sock"
 """The socket of a server of an earlier version, which speaks another protocol."""
@@ -53,7 +53,7 @@ async def ask_sessions(data_directory: Path) -> tuple[list[tuple[int, str, Sessi
 async def ask_each(data_directory: Path, method: str, path: str) -> list[tuple[int, Any]]:
     """Ask every running server; return its pid with what it answers, or None if it did not in time, or only refused."""
     runs = data_directory / "runs"
-    sockets = await asyncio.to_thread(lambda: sorted(runs.glob(f"*/{HTTP_SOCKET}")))
+    sockets = await asyncio.to_thread(lambda: http_sockets(data_directory))
     answers = await asyncio.gather(*(asyncio.to_thread(_ask, one, method, path) for one in sockets))
     found = [(_pid(one), answer[0]) for one, answer in zip(sockets, answers, strict=True) if answer]
     earlier = [one for one in sorted(runs.glob(f"*/{_EARLIER}")) if is_living(runs, one.parent.name)]

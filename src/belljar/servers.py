@@ -32,9 +32,10 @@ SPEAKER_HEADERS = (PRINCIPAL_HEADER, OPERATOR_HEADER, NAME_HEADER, VIA_HEADER)
 CALLER_HEADER = "Belljar-Caller"
 HOPS_HEADER = "Belljar-Hops"
 CALL_HEADER = "Belljar-Call"
-FLEET_HEADERS = (CALLER_HEADER, HOPS_HEADER, CALL_HEADER)
-"""What a server says of a request that it passes on: whose it is, how many have passed it on, and by what name it is
-cancelled. Refused likewise."""
+SCHEME_HEADER = "Belljar-Scheme"
+FLEET_HEADERS = (CALLER_HEADER, HOPS_HEADER, CALL_HEADER, SCHEME_HEADER)
+"""What a server says of a request that it passes on: whose it is, how many have passed it on, by what name it is
+cancelled, and whether it came over TLS. Refused likewise."""
 _LOCK = "lock"
 _ADDRESS = "address"
 _ALIVE_S = 5.0
@@ -59,6 +60,12 @@ def machine_of(data_directory: Path) -> Path | None:
     if data_directory.parent.name == WORKERS:
         return data_directory.parent.parent
     return data_directory if (data_directory / WORKERS).is_dir() else None
+
+
+def http_sockets(data_directory: Path, run: str = "*") -> list[Path]:
+    """Return the sockets of the servers of a machine: of a data directory, and of those of its workers."""
+    paths = [f"runs/{run}/{HTTP_SOCKET}", f"{WORKERS}/*/runs/{run}/{HTTP_SOCKET}"]
+    return sorted(found for path in paths for found in data_directory.glob(path))
 
 
 @contextmanager

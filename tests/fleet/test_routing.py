@@ -13,6 +13,9 @@ from calls import Caller, held, text_of
 from mcp.types import ElicitResult
 from workers import KEYS, Workers
 
+from belljar.control import ask_sessions
+from belljar.engine.contract import Access
+from belljar.engine.many import servers_of
 from belljar.servers import FLEET_HEADERS
 from waiting import until
 
@@ -252,3 +255,44 @@ async def test_a_call_of_a_server_that_is_killed_ends_and_the_next_one_waits_for
             await anyio.sleep(0)
             found = await two.execute("open('kept.txt').read()", session_id)
         assert found.result == "'kept'"
+
+
+async def test_a_person_who_is_signed_in_at_one_server_is_so_at_the_other(workers: Workers):
+    async with workers.client(1) as one:
+        session_id = await made_here(one, 2, workers)
+    link = (
+        await servers_of(workers.data_directory(2)).console_link(Access("local", is_operator=True, via="terminal"))
+    ).link
+    token = link.partition("#")[2]
+    async with httpx2.AsyncClient(timeout=30) as browser:
+        same_site = {"sec-fetch-site": "same-origin"}
+        page = f"{workers.urls[1]}/console"
+        assert (await browser.get(page)).status_code == 303
+        entered = await browser.post(f"{page}/enter", data={"token": token}, headers=same_site)
+        assert entered.status_code == 303, entered.text
+        # A browser sends its cookie to one address, behind which are both servers.
+        cookie = {"cookie": entered.headers["set-cookie"].partition(";")[0].replace(port(workers, 2), port(workers, 1))}
+        for number, url in workers.urls.items():
+            own = {"cookie": cookie["cookie"].replace(port(workers, 1), port(workers, number))}
+            shown = await browser.get(f"{url}/console", headers=own)
+            assert shown.status_code == 200
+            assert session_id in shown.text
+            assert session_id in (await browser.get(f"{url}/console/sessions/{session_id}", headers=own)).text
+            assert (await browser.get(f"{url}/api/v1/sessions/{session_id}", headers=own)).status_code == 200
+        left = await browser.post(f"{workers.urls[1]}/console/leave", headers={**cookie, **same_site})
+        assert left.status_code == 303
+        assert (await browser.get(page, headers=cookie)).status_code == 303
+
+
+def port(workers: Workers, number: int) -> str:
+    return workers.urls[number].rpartition(":")[2]
+
+
+async def test_commands_see_the_sessions_of_all_servers_of_a_machine(workers: Workers):
+    async with workers.client(1) as one:
+        made = {await made_here(one, number, workers) for number in (1, 2)}
+    found, silent = await ask_sessions(workers.folder)
+    assert not silent
+    assert {pid for pid, _, info in found if info.session_id in made} == {*workers.pids.values()}
+    access = Access("local", is_operator=True)
+    assert made <= {one.session_id for one in await servers_of(workers.folder).live_sessions(access)}

@@ -41,7 +41,7 @@ from belljar.attachments.messages import (
 from belljar.control import TIMEOUT_S, ask_sessions
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
-from belljar.servers import HTTP_SOCKET
+from belljar.servers import http_sockets
 
 _Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
 _PATH = "/api/v1/attachments"
@@ -88,7 +88,7 @@ async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
 @asynccontextmanager
 async def _open(data_directory: Path, run: str, wanted: NewAttachment) -> AsyncGenerator["RemoteAttachment"]:
     """Attach on the first server that answers."""
-    paths = await asyncio.to_thread(lambda: sorted(data_directory.glob(f"runs/{run}/{HTTP_SOCKET}")))
+    paths = await asyncio.to_thread(lambda: http_sockets(data_directory, run))
     for path in paths:
         async with AsyncExitStack() as stack:
             attached = RemoteAttachment(await stack.enter_async_context(_client(path)))

@@ -21,7 +21,7 @@ from belljar.engine.many import ManyEngine, servers_of
 from belljar.errors import InvalidArgument, QuestionNotFound
 from belljar.questions.models import InboxQuestion
 from belljar.questions.schema import choices_of, fields_of, required_of, typed_value
-from belljar.servers import HTTP_SOCKET
+from belljar.servers import http_sockets
 from belljar.settings import load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.toolbox.texts import shortened
@@ -102,7 +102,7 @@ def _folder() -> Path:
 def _engine() -> ManyEngine:
     """Return the servers of the data directory; refuse to go on where there are none."""
     folder = _folder()
-    if not any(folder.glob(f"runs/*/{HTTP_SOCKET}")):
+    if not http_sockets(folder):
         raise QuestionNotFound(f"no server runs that uses {folder}", hint="Questions wait only while their server runs")
     return servers_of(folder, TIMEOUT_S)
 

@@ -131,7 +131,8 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
         if stop.asked.is_set():
             return
         fleet = _fleet(runtime)
-        async with open_console(runtime, fleet.engines if fleet is not None else None) as console:
+        opening = open_console(runtime) if fleet is None else open_console(runtime, fleet.engines, fleet.mark)
+        async with opening as console:
             await serve_http(
                 build_http_app(runtime, console.apps if console is not None else None, fleet),
                 host,

@@ -55,7 +55,7 @@ def code_flow(settings: Settings) -> CodeFlow | None:
     )
 
 
-def browser_sign_in(settings: Settings) -> BrowserSignIn:
+def browser_sign_in(settings: Settings, mark: str = "") -> BrowserSignIn:
     """Return the ways in that the settings allow."""
     auth = build_auth(settings)
     return BrowserSignIn(
@@ -64,14 +64,18 @@ def browser_sign_in(settings: Settings) -> BrowserSignIn:
         operators=settings.console_operators,
         gives_links=settings.console_link,
         public_url=settings.public_url,
+        mark=mark,
     )
 
 
 @asynccontextmanager
-async def open_console(runtime: Runtime, places: Places | None = None) -> AsyncGenerator[ServedConsole | None]:
+async def open_console(
+    runtime: Runtime, places: Places | None = None, mark: str = ""
+) -> AsyncGenerator[ServedConsole | None]:
     """Open the console of a runtime; None where the settings turn it off.
 
-    It shows the sessions of the servers in `places`, where there are several that share its work.
+    Where several servers share its address, it shows the sessions of all in `places`, and its links and cookies begin
+    with `mark`, by which the others know that they are this one's.
     """
     settings = runtime.settings
     if not settings.console:
@@ -79,7 +83,7 @@ async def open_console(runtime: Runtime, places: Places | None = None) -> AsyncG
         return
     engine = runtime.late_engine.get()
     engine.check = Operations(runtime).checks
-    sign_in = browser_sign_in(settings)
+    sign_in = browser_sign_in(settings, mark)
     shown = ManyEngine(places) if places is not None else engine
     app = console_app(shown, sign_in, settings, flow=code_flow(settings))
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app), public_url=settings.public_url)

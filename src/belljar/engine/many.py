@@ -35,7 +35,7 @@ from belljar.errors import (
     SessionNotFound,
 )
 from belljar.questions.models import InboxQuestion
-from belljar.servers import HTTP_SOCKET
+from belljar.servers import http_sockets
 
 _T = TypeVar("_T")
 _LOOK_S: Final = 2.0
@@ -50,8 +50,7 @@ def servers_of(data_directory: Path, patience_s: float | None = None) -> "ManyEn
     """
 
     def find() -> dict[str, Engine]:
-        paths = sorted(data_directory.glob(f"runs/*/{HTTP_SOCKET}"))
-        return {path.parent.name: RemoteEngine(path, patience_s) for path in paths}
+        return {path.parent.name: RemoteEngine(path, patience_s) for path in http_sockets(data_directory)}
 
     return ManyEngine(lambda: asyncio.to_thread(find))
 

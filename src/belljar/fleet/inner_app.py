@@ -24,13 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from belljar.fleet.relay import Headers
 from belljar.journal.run_records import RunRecords
 from belljar.runtime import Runtime
-from belljar.servers import CALLER_HEADER, HOPS_HEADER
+from belljar.servers import CALLER_HEADER, HOPS_HEADER, SCHEME_HEADER
 from belljar.sessions.identified import IdentifierRecords
 from belljar.surfaces.auth.principals import WITHHELD, current_principal
 from belljar.surfaces.execution_wait import passed_on
+from belljar.surfaces.operations import exact
 from belljar.surfaces.server_socket import open_socket
 
 CALLER: Final = CALLER_HEADER.lower().encode()
+SCHEME: Final = SCHEME_HEADER.lower().encode()
 HOPS: Final = HOPS_HEADER.lower().encode()
 _ID_CHARS: Final = 200
 
@@ -67,7 +69,9 @@ class InnerApp:
         self._tag = tag
         own = [Route("/fleet/about", self._about), Route("/fleet/has", self._has), Route("/fleet/sessions", self._list)]
         own.append(Route("/fleet/cancel/{name}", self._cancel))
-        self._app = AuthContextMiddleware(Starlette(routes=[*own, *(Route(path, app) for path, app in apps.items())]))
+        self._app = AuthContextMiddleware(
+            Starlette(routes=[*own, *(exact(Route(path, app)) for path, app in apps.items())])
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the caller whom it names."""
@@ -77,6 +81,8 @@ class InnerApp:
             await Response(status_code=403)(scope, receive, send)
             return
         said = [value for name, value in scope["headers"] if name == CALLER]
+        if (SCHEME, b"https") in scope["headers"]:
+            scope["scheme"] = "https"
         try:
             caller = _Caller.model_validate_json(unquote(said[0].decode())) if said and said[0] else None
         except (ValidationError, ValueError):

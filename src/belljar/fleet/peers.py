@@ -25,6 +25,8 @@ from belljar.servers import FLEET_SOCKET, HTTP_SOCKET, WORKERS
 LOOK_S: Final = 1.0
 WAIT_S: Final = 10.0
 """How long a request waits for a server that is away: one that was killed starts again within two seconds."""
+SILENT_S: Final = 30.0
+"""After how long without a word the calls that were passed on to a server end."""
 _WAIT_LOOK_S: Final = 0.2
 _ASK_S: Final = 2.0
 _PATIENCE_S: Final = 30.0
@@ -49,6 +51,8 @@ class Peer:
     state: str = ""
     sessions: int = 0
     room: int = 0
+    heard_at: float = field(default_factory=time.monotonic)
+    """When it answered last."""
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +62,11 @@ class Peer:
     def mark(self) -> str:
         """What begins the ids of its MCP sessions, which end with its process."""
         return mark_of(self.name)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it has been silent for so long that nobody should wait for it."""
+        return time.monotonic() - self.heard_at > SILENT_S
 
     async def ask(self, path: str, headers: Headers | None = None) -> bytes | None:
         """Return its answer to a question of ours; None where it has none, or does not answer."""
@@ -75,6 +84,7 @@ class Peer:
             about = json.loads(await self.ask("/fleet/about") or b"null")
             self.tag, self.state = str(about["tag"]), str(about["state"])
             self.sessions, self.room = int(about["sessions"]), int(about["room"])
+            self.heard_at = time.monotonic()
         except (ValueError, TypeError, KeyError):
             return False
         return True
@@ -95,6 +105,8 @@ class Peers:
         self.tag = tag
         self.ready: dict[str, Peer] = {}
         """Those that answer, by their numbers."""
+        self._known: dict[Path, Peer] = {}
+        """All that have a socket, by its path."""
         self._folders: set[str] = set()
         self._seen: set[str] = {self.number}
         """The numbers of the servers that have answered since this one started."""
@@ -109,17 +121,21 @@ class Peers:
         """Find out which servers there are, and how they are."""
         async with self._looking:
             self._folders, sockets = await asyncio.to_thread(self._sockets)
-            known = {peer.path: peer for peer in self.ready.values()}
-            peers = [
-                known.pop(path, None) or Peer(_number(self._machine, path.parents[2]), path.parent.name, path)
+            before = self._known
+            self._known = {
+                path: before.pop(path, None) or Peer(_number(self._machine, path.parents[2]), path.parent.name, path)
                 for path in sockets
-            ]
-            answers = await asyncio.gather(*(peer.look() for peer in peers))
-            for gone in known.values():
-                gone.connections.close()
-            self.ready = {peer.number: peer for peer, is_good in zip(peers, answers, strict=True) if is_good}
+            }
+            answers = await asyncio.gather(*(peer.look() for peer in self._known.values()))
+            for peer in (*before.values(), *(peer for peer in self._known.values() if peer.is_frozen)):
+                peer.connections.close()
+            found = zip(self._known.values(), answers, strict=True)
+            self.ready = {peer.number: peer for peer, is_good in found if is_good}
             self._seen |= {*self.ready}
-            self._tags |= {peer.tag: peer.number for peer in self.ready.values() if peer.tag}
+            for peer in self.ready.values():
+                # Of two that have drawn the same letters, one has to be asked.
+                is_shared = peer.tag == self.tag or self._tags.get(peer.tag, peer.number) != peer.number
+                self._tags[peer.tag] = "" if is_shared else peer.number
 
     def _sockets(self) -> tuple[set[str], list[Path]]:
         folders = [self._machine, *self._machine.glob(f"{WORKERS}/*")]
@@ -136,7 +152,7 @@ class Peers:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            for peer in self.ready.values():
+            for peer in self._known.values():
                 peer.connections.close()
 
     async def _watch(self) -> None:
@@ -156,7 +172,7 @@ class Peers:
 
     def number_of_tag(self, tag: str) -> str:
         """Return the number of the server whose ids begin so; empty for nobody's."""
-        return self.number if tag and tag == self.tag else self._tags.get(tag, "")
+        return self._tags.get(tag, self.number if tag == self.tag else "")
 
     async def awaited(self, number: str) -> Peer | None:
         """Return a server that may be away for a moment; None if it does not come back in time."""

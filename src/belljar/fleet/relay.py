@@ -66,9 +66,9 @@ class Connection:
         is_fresh = time.monotonic() - self.idle_since < IDLE_S
         return is_fresh and not (self._reader.at_eof() or self._writer.transport.is_closing())
 
-    async def send(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
-        """Send a part of the request; `SessionLost` where the other end is gone."""
-        data = self._http.send(event)
+    async def send(self, *events: h11.Request | h11.Data | h11.EndOfMessage) -> None:
+        """Send parts of the request, all at once; `SessionLost` where the other end is gone."""
+        data = b"".join(self._http.send(event) or b"" for event in events)
         try:
             if data:
                 self._writer.write(data)
@@ -165,12 +165,11 @@ class Connections:
         self._busy.add(connection)
         sending: asyncio.Task[None] | None = None
         try:
-            await connection.send(h11.Request(method=method, target=target, headers=_framed(headers, body)))
+            request = h11.Request(method=method, target=target, headers=_framed(headers, body))
             if isinstance(body, bytes):
-                if body:
-                    await connection.send(h11.Data(data=body))
-                await connection.send(h11.EndOfMessage())
+                await connection.send(request, h11.Data(data=body), h11.EndOfMessage())
             else:
+                await connection.send(request)
                 sending = asyncio.create_task(_send_body(connection, body))
             head = await connection.receive()
             if not isinstance(head, h11.Response):

@@ -7,6 +7,7 @@ another caller's id is that to an unknown one, at whichever server it comes from
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.engine.contract import Engine
 from belljar.errors import BelljarError, Busy
-from belljar.fleet.inner_app import CALLER, HOPS, caller_headers, has, hops_of, open_inner_app, room_of
+from belljar.fleet.inner_app import CALLER, HOPS, SCHEME, caller_headers, has, hops_of, open_inner_app, room_of
 from belljar.fleet.legacy_calls import LegacyCalls
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peers import Peer, Peers, mark_of
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
-from belljar.journal.journal import has_id_form
+from belljar.journal.journal import TAG_LETTERS, has_id_form
 from belljar.json_values import has_too_many_values
 from belljar.models import SessionInfo
 from belljar.runtime import Runtime
@@ -38,10 +39,12 @@ from belljar.surfaces.resumable_streams import LARGE_BYTES, SessionManager
 
 _INFOS: Final = TypeAdapter(list[SessionInfo])
 MOST_HOPS: Final = 3
-TAG_LETTERS: Final = 3
+_OF_BROWSERS: Final = ("/console", "/api/v1/", "/frames/")
+_COOKIE: Final = re.compile(r"(?:__Host-)?belljar-[0-9]+=([^;]+)")
+_ENTER: Final = "/console/enter"
 _SESSION_HEADER: Final = b"mcp-session-id"
 _NEW_SESSION: Final = ("execute_code", "new_session")
-_OF_CURRENT_SESSION: Final = ("exec", "list_files", "download_file")
+_OF_CURRENT_SESSION: Final = ("exec", "list_files", "download_file", "new_session")
 _AZURE_MCP: Final = "azure-mcp"
 
 
@@ -67,7 +70,7 @@ class Fleet:
     def __init__(self, runtime: Runtime, machine: Path) -> None:
         data_directory = runtime.settings.data_directory
         self.mark = mark_of(runtime.name)
-        self.tag: str = getattr(runtime.sessions.journal, "tag", "")
+        self.tag = runtime.sessions.journal.tag
         self.peers = Peers(machine, data_directory, runtime.name, self.tag)
         self.runtime = runtime
         self._apps: dict[str, ASGIApp] = {}
@@ -120,11 +123,23 @@ class Router:
             await self._app(scope, receive, send)
         elif hops_of(scope) > MOST_HOPS:
             await _refuse(Busy("this request goes round in circles between servers"), None, scope, receive, send)
+        elif scope["path"].startswith(_OF_BROWSERS):
+            await self._route_browser(scope, receive, send)
         elif scope["path"].rstrip("/").endswith("/mcp") or scope["path"].startswith("/mcp/"):
             await self._route_mcp(scope, receive, send)
         else:
             names = parse_qs(scope["query_string"].decode("latin-1")).get("identifier", [])
             await self._route(Named(name=names[0]) if names else Named(), None, None, scope, receive, send)
+
+    async def _route_browser(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a browser where it is signed in, and one that signs in where its link was made."""
+        cookies = b"; ".join(value for name, value in scope["headers"] if name == b"cookie").decode("latin-1")
+        found, body = _COOKIE.findall(cookies), None
+        if not found and scope["method"] == "POST" and scope["path"] == _ENTER:
+            body, receive = await _read(receive, LARGE_BYTES)
+            found = parse_qs((body or b"").decode("latin-1")).get("token", [])
+        mark = next((each for each in found if self._peers.by_mark(each) is not None), "")
+        await self._route(Named(mark=mark), None, body, scope, receive, send)
 
     async def _route_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION_HEADER), "")
@@ -141,7 +156,7 @@ class Router:
         elif session and await self._legacy.take(session, message):
             await JSONResponse(None, status_code=202)(scope, receive, send)
         else:
-            await self._route(self._named(message, scope, session), message, body, scope, receive, send)
+            await self._route(self._named(message, session), message, body, scope, receive, send)
 
     async def _route(
         self,
@@ -177,7 +192,9 @@ class Router:
             return peers.freest(**room_of(self._fleet.runtime)) if not hops_of(scope) else None
         if named.id:
             number = peers.number_of_tag(named.id[:TAG_LETTERS]) if has_id_form(named.id) else ""
-            number = number or await self._holder(principal, id=named.id)
+            if not number or (number != peers.number and has(self._fleet.runtime, principal, id=named.id)):
+                # Ids of earlier versions begin anyhow.
+                number = await self._holder(principal, id=named.id)
         elif named.name:
             number = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
         elif named.key:
@@ -195,12 +212,12 @@ class Router:
             return self._peers.number
         return await self._peers.finder(caller_headers(), **named)
 
-    def _named(self, message: Mapping[str, Any], scope: Scope, session: str) -> Named:
+    def _named(self, message: Mapping[str, Any], session: str) -> Named:
         """Return what a message of MCP names."""
         params = _mapping(message.get("params"))
         match message.get("method"):
             case "tools/call":
-                return self._named_by_call(params, scope, session)
+                return self._named_by_call(params, session)
             case "tasks/get" | "tasks/update" | "tasks/cancel":
                 return Named(id=_text(params.get("taskId")))
             case "resources/read" | "resources/subscribe" | "resources/unsubscribe":
@@ -210,7 +227,7 @@ class Router:
             case _:
                 return Named()
 
-    def _named_by_call(self, params: Mapping[str, Any], scope: Scope, session: str) -> Named:
+    def _named_by_call(self, params: Mapping[str, Any], session: str) -> Named:
         arguments, tool = _mapping(params.get("arguments")), params.get("name")
         mark, dot, _ = _text(params.get("requestState")).partition(".")
         if dot and mark != self._fleet.mark and self._peers.by_mark(mark) is not None:
@@ -224,7 +241,7 @@ class Router:
             return Named(name=name)
         if key := _text(arguments.get("idempotency_key")):
             return Named(key=key)
-        is_azure = scope["path"].endswith(_AZURE_MCP) or (self._has_azure and tool in _OF_CURRENT_SESSION)
+        is_azure = self._has_azure and tool in _OF_CURRENT_SESSION
         if is_azure and not session:
             # Where the protocol has no connections, each principal has one current session.
             return Named(key=_AZURE_MCP)
@@ -241,8 +258,9 @@ class Router:
         receive: Receive,
         send: Send,
     ) -> None:
-        headers = [(name, value) for name, value in passed_on(scope) if name not in (CALLER, HOPS)]
+        headers = [(name, value) for name, value in passed_on(scope) if name not in (CALLER, HOPS, SCHEME)]
         headers += [*caller_headers(), (HOPS, str(hops_of(scope) + 1).encode())]
+        headers.append((SCHEME, scope["scheme"].encode()))
         if message is not None and (client := self._legacy_client(scope)) is not None:
             await self._legacy.carry(peer, client, message, headers, scope, send)
         else:

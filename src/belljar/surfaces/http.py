@@ -224,7 +224,8 @@ def build_app(
     first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=parts is not None)
     guarded = HostGuard(request_response(first), transport_security(settings))
     routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
-    for path, app in (own_guard or {}).items():
+    for path, unplaced in (own_guard or {}).items():
+        app = placement.wrap(path, unplaced) if placement is not None else unplaced
         routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
     if parts is not None:
         data_plane = placement.wrap("/{path:path}", parts.data_plane) if placement is not None else parts.data_plane

@@ -38,14 +38,15 @@ def _digest(secret: str) -> bytes:
 
 
 class OneTimeLinks:
-    """Tokens that sign an operator in, once each and for ten minutes."""
+    """Tokens that sign an operator in, once each and for ten minutes; all begin with `mark`."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
         self._expiries: dict[bytes, float] = {}
 
     def make(self) -> str:
         """Return a new token."""
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        token = self._mark + secrets.token_urlsafe(_TOKEN_BYTES)
         self._expiries[_digest(token)] = time.monotonic() + LINK_S
         while len(self._expiries) > _MAX_LINKS:
             del self._expiries[next(iter(self._expiries))]
@@ -64,14 +65,15 @@ class _SignedIn:
 
 
 class SignedInBrowsers:
-    """Who is signed in, by the hash of the cookie."""
+    """Who is signed in, by the hash of the cookie; all cookies begin with `mark`."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
         self._known: dict[bytes, _SignedIn] = {}
 
     def sign_in(self, access: Access, for_s: float = SIGNED_IN_S) -> str:
         """Return the cookie of somebody who has just shown who they are."""
-        cookie = secrets.token_urlsafe(_TOKEN_BYTES)
+        cookie = self._mark + secrets.token_urlsafe(_TOKEN_BYTES)
         self._known[_digest(cookie)] = _SignedIn(access, time.monotonic() + min(for_s, SIGNED_IN_S))
         while len(self._known) > _MAX_SIGNED_IN:
             del self._known[next(iter(self._known))]
@@ -113,7 +115,10 @@ class FailedSignIns:
 
 
 class BrowserSignIn:
-    """The ways in of one server: `verifier` is None where it has neither keys nor OAuth."""
+    """The ways in of one server: `verifier` is None where it has neither keys nor OAuth.
+
+    `mark` names it to others that share its address, in its links and cookies.
+    """
 
     def __init__(
         self,
@@ -123,14 +128,15 @@ class BrowserSignIn:
         operators: Sequence[str] = (),
         gives_links: bool = True,
         public_url: str = "",
+        mark: str = "",
     ) -> None:
         self._verifier = verifier
         self._scopes = frozenset(scopes)
         self._operators = frozenset(operators)
         self.gives_links = gives_links
         self._public = urlsplit(public_url)
-        self.links = OneTimeLinks()
-        self.browsers = SignedInBrowsers()
+        self.links = OneTimeLinks(mark)
+        self.browsers = SignedInBrowsers(mark)
         self.failures = FailedSignIns()
 
     def is_secure(self, request: Request) -> bool:
