@@ -14,7 +14,7 @@ from belljar.environments.installs import InstallOutcome
 from belljar.errors import ExecutionNotFound, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
-from belljar.executions.file_changes import file_reference
+from belljar.executions.transcript import file_reference
 from belljar.files.workspace import PAGED_LIMIT
 from belljar.handles import (
     Asker,

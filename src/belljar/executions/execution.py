@@ -16,7 +16,6 @@ from belljar.change_signal import ChangeSignal
 from belljar.errors import BelljarError, Busy, CodeRejected, KernelDied, out_of_descriptors
 from belljar.executions.cell import Cell
 from belljar.executions.context import ExecutionContext
-from belljar.executions.file_changes import FileChanges
 from belljar.executions.outcome import (
     ON_REQUEST,
     RESUMED,
@@ -37,7 +36,7 @@ from belljar.executions.outcome import (
 )
 from belljar.executions.policy_check import SyntaxFault, check_policy
 from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
-from belljar.executions.transcript import Transcript, keep_figures, keep_uris
+from belljar.executions.transcript import FileChanges, Transcript, keep_figures, keep_uris
 from belljar.facts import CellFacts
 from belljar.files.disk_usage import FolderUsage
 from belljar.journal.journal import KILLED

@@ -102,6 +102,8 @@ class CheckpointDeposits:
 
     def on_change(self, checkpoint: Checkpoint) -> None:
         """Deposit a checkpoint, so that it outlives the server."""
+        if not self._handover.is_on:
+            return
         description = {
             "label": checkpoint.label,
             "variables": checkpoint.variables,
@@ -116,7 +118,8 @@ class CheckpointDeposits:
 
     def on_drop(self, checkpoint: Checkpoint) -> None:
         """Withdraw the deposit of a checkpoint that was dropped."""
-        self._handover.withdraw_checkpoint(self._session_id, checkpoint.label)
+        if self._handover.is_on:
+            self._handover.withdraw_checkpoint(self._session_id, checkpoint.label)
 
 
 def restored_checkpoints(
