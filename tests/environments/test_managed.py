@@ -9,7 +9,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.environments.file_lock import open_lock
 from belljar.environments.managed import (
     DEFAULT,
     BuildProgress,
@@ -23,6 +22,7 @@ from belljar.environments.managed import (
 )
 from belljar.environments.uv import certificate_variables
 from belljar.errors import EnvironmentBroken
+from belljar.file_lock import open_lock
 from belljar.settings import Settings
 from shared_environment import settings_with
 

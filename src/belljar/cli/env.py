@@ -18,12 +18,12 @@ from belljar.environments.base import describe, inspect_interpreter
 from belljar.environments.catalogue import ListedEnvironment, examine, managed_folder, managed_names, unused_folders
 from belljar.environments.conda.installs import WORK
 from belljar.environments.conda.places import is_conda
-from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_check import size_on_disk
 from belljar.environments.lockfile import conda_lock, lock_of
 from belljar.environments.managed import compile_packages
 from belljar.environments.selection import check_name
 from belljar.errors import BelljarError, InvalidArgument
+from belljar.file_lock import open_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.archive import open_archive
 from belljar.settings import EnvironmentEntry, Settings, config_files, load_command_settings

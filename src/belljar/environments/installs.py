@@ -23,12 +23,12 @@ from belljar.environments.base import Environment
 from belljar.environments.conda.installs import ChannelInstall, install_from_channels
 from belljar.environments.conda.places import conda_packages, find_tool
 from belljar.environments.conda.prefix import layer_package_folders, own_prefix
-from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_check import PackageStatus, check_installed, check_names
 from belljar.environments.layers import move_into, take_over
 from belljar.environments.managed import CONDA_LOCK
 from belljar.environments.uv import SIDE, OpenUv, Uv, UvAnswer, open_uv_on_host, write_new
 from belljar.errors import EnvironmentBroken, InvalidArgument
+from belljar.file_lock import open_lock
 from belljar.files.disk_usage import InstallRoom, NoRoom
 from belljar.files.fd_walk import remove_tree
 

@@ -19,10 +19,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from belljar.environments.base import Interpreter, end_of, run_briefly
-from belljar.environments.file_lock import open_lock
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.uv import run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.file_lock import open_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, shown_mode
 from belljar.settings import Settings

@@ -23,12 +23,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from belljar.environments.base import inspect_interpreter
 from belljar.environments.conda.installs import make_prefix
-from belljar.environments.file_lock import open_lock, try_lock
 from belljar.environments.installed_packages import PackageFolder
 from belljar.environments.lockfile import conda_lock
 from belljar.environments.requirements import EnvironmentRequirements
 from belljar.environments.uv import UvAnswer, run_compiler, run_uv
 from belljar.errors import EnvironmentBroken
+from belljar.file_lock import open_lock, try_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing, write_file
 from belljar.settings import Settings

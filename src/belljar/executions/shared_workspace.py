@@ -7,7 +7,6 @@ share it.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, FileMissing, InvalidPath, TooLarge
+from belljar.file_lock import hold_lock
 from belljar.files.names import shown
 from belljar.files.private import make_missing, write_file
 from belljar.files.workspace import FolderScan, Workspace
@@ -60,12 +60,8 @@ class OwnerFolder:
     def locked(self) -> Generator[None]:
         """Hold the lock, so that nobody else changes anything; blocks until it is free."""
         make_missing(self._content)
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with hold_lock(self._lock):
             yield
-        finally:
-            os.close(descriptor)
 
     def files(self) -> dict[str, Stamp]:
         """Return the stamps of all files by name."""

@@ -5,7 +5,6 @@ that servers and commands which share a data directory can share it. A version i
 gets its name, and never changed. Blocking; call it in a thread.
 """
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -19,6 +18,7 @@ from typing import Final, Literal
 from pydantic import TypeAdapter
 
 from belljar.errors import EngineError, InvalidArgument, TooLarge
+from belljar.file_lock import hold_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, shown_mode, write_file
 from belljar.settings import MEBIBYTE
@@ -184,15 +184,11 @@ class OwnerStore:
     def _locked(self) -> Generator[dict[str, SavedSkill]]:
         """Hold the lock; write the records that the block leaves, and remove versions that none of them has."""
         make_missing(self.folder)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with hold_lock(self.folder / "lock"):
             skills = self._read()
             yield skills
             self._write(skills)
             self._sweep(skills)
-        finally:
-            os.close(descriptor)
 
     # Files
 

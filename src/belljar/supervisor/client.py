@@ -25,6 +25,7 @@ from typing import Any, cast
 
 from belljar.distribution import own_version
 from belljar.errors import SandboxUnavailable
+from belljar.file_lock import hold_lock
 from belljar.inside.supervisor.packets import FORM, LOG, PACKET_BYTES, TAKEN, WELCOME, Unreceived, receive
 from belljar.supervisor import discovery
 from belljar.supervisor.deposit_format import maker_of, read, unreadable, written
@@ -259,7 +260,8 @@ class SupervisorClient:
 
     def connect_or_start(self) -> bool:
         """Connect to the supervisor or start one; False when another server has it. Blocks."""
-        with discovery.alone(self._folder):
+        # Servers that start together look for a supervisor one after the other.
+        with hold_lock(self._folder / "lock"):
             if self.is_connected:  # another thread has just done it
                 return True
             for _ in range(_TRIES):

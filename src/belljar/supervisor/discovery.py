@@ -6,8 +6,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 from belljar import ipc
@@ -48,17 +46,6 @@ def own_folder(data_directory: Path) -> Path:
         )
     folder.chmod(0o700)
     return folder
-
-
-@contextmanager
-def alone(folder: Path) -> Generator[None]:
-    """Let servers that start together look for a supervisor one after the other."""
-    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def connect(folder: Path) -> socket.socket | None:

@@ -17,9 +17,6 @@ from belljar.sandboxes.base import Limits
 from belljar.sandboxes.child import open_pidfd
 from belljar.sandboxes.limits.table import CONTROLLERS, GroupFiles
 
-__all__ = ["ControlGroup", "GroupV1", "GroupV2", "adopt"]
-
-
 TIMEOUT_S = 2.0
 """How long to wait until a killed group is empty."""
 RETRY_S = 0.002

@@ -35,8 +35,6 @@ from belljar.sandboxes.limits.cgroups import (
 from belljar.sandboxes.limits.table import CONTROLLERS
 from belljar.supervisor import Deposit, NoSupervisor, SupervisorClient
 
-__all__ = ["PREFIX", "ServerGroups"]
-
 KEY = "groups"
 _MOVES = 20
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
 
-__all__ = ["find_control_groups", "groups_advice", "request_scope", "supervisor_groups"]
-
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 15.0

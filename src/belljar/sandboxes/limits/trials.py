@@ -13,8 +13,6 @@ from belljar.errors import BelljarError
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.limits.table import CONTROLLERS
 
-__all__ = ["try_limits"]
-
 _TIMEOUT_S = 60.0
 
 

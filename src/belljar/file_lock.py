@@ -1,9 +1,9 @@
-"""A lock on a file that servers on one host hold in turn; it is released when the process that holds it ends."""
+"""Locks on files that servers on one host hold in turn; a lock is released when the process that holds it ends."""
 
 import fcntl
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -11,10 +11,21 @@ import anyio
 _LOOK_EVERY_S = 0.1
 
 
+@contextmanager
+def hold_lock(path: Path) -> Generator[None]:
+    """Hold the lock; blocks until it is free."""
+    descriptor = _open(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @asynccontextmanager
 async def open_lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> AsyncGenerator[int]:
     """Hold the lock. A child that inherits the descriptor keeps it locked if this process is killed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _open(path)
     try:
         if not _try_lock(descriptor):
             if on_wait:
@@ -30,11 +41,15 @@ async def open_lock(path: Path, *, on_wait: Callable[[], None] | None = None) ->
 @asynccontextmanager
 async def try_lock(path: Path) -> AsyncGenerator[int | None]:
     """Hold the lock if it is free; yield None, without waiting, if somebody holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _open(path)
     try:
         yield descriptor if _try_lock(descriptor) else None
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _try_lock(descriptor: int) -> bool:

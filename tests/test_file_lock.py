@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.environments.file_lock import open_lock
+from belljar.file_lock import open_lock
 
 pytestmark = pytest.mark.anyio
 
