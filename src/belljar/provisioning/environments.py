@@ -100,6 +100,10 @@ class EnvironmentCache:
         name = self._settings.environment
         return DEFAULT.name if is_elsewhere(name) else name
 
+    async def home(self) -> Environment:
+        """Return the environment whose Python runs our helpers beside a foreign kernel: the configured one."""
+        return await self.get(self._home_name())
+
     async def get(self, name: str) -> Environment:
         """Return the environment, prepared if need be; callers that come meanwhile wait for the same preparation."""
         task = self._tasks.get(name)

@@ -326,7 +326,7 @@ class KernelStarter:
         # jupyter_client and zmq take 150 ms to import, which only sessions that use them should pay.
         from belljar.kernels import jupyter
 
-        environment = await self._configured_environment()
+        environment = await self.environments.home()
         spec = jupyter.find_kernelspec(kernel_name, [environment.prefix / "share/jupyter/kernels"])
         trees = await asyncio.to_thread(jupyter.kernel_readable, spec)
         readable = (*environment.readable, *trees, FOLDER, folders.layer)
@@ -343,13 +343,8 @@ class KernelStarter:
             bridge=environment,
         )
 
-    async def _configured_environment(self) -> Environment:
-        """Return the environment whose Python runs our helpers beside a foreign kernel: the configured one."""
-        name = self._settings.environment
-        return await self.environments.get("default" if is_elsewhere(name) else name)
-
     async def _start_by_plugin(self, start: StartKernel, kernel_name: str, folders: KernelFolders) -> Kernel:
-        environment = await self._configured_environment()
+        environment = await self.environments.home()
         opened: list[Sandbox] = []
 
         async def open_sandbox(readable: Sequence[Path] = ()) -> Sandbox:
