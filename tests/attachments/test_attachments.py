@@ -23,6 +23,7 @@ from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.questions.models import QuestionReply
 from belljar.runtime import Runtime
 from belljar.servers import HTTP_SOCKET
 from belljar.sessions.session import Session
@@ -204,7 +205,7 @@ async def test_only_questions_of_a_persons_own_cells_are_put_to_them(runtime: Ru
         while agents.question is None:
             await agents.wait_for_change(DEADLINE_S)
         await attached.answer(agents.id, "not yours to answer", agents.question_number)
-        agents.answer("yes")
+        agents.reply(QuestionReply("accept", {"answer": "yes"}))
         assert not any(isinstance(item, QuestionAsked) for item in await _until_end(events))
         own = await attached.execute("input('person? ')", allow_input=True)
         told: list[SessionEvent] = []

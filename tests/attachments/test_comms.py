@@ -15,6 +15,7 @@ from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
+from belljar.questions.models import QuestionReply
 from belljar.runtime import Runtime
 from belljar.sessions import session_kernel
 from belljar.sessions.endings import save_and_end
@@ -141,7 +142,7 @@ async def test_a_word_to_a_widget_waits_for_the_cell_that_runs(runtime: Runtime,
             await running.wait_for_change(DEADLINE_S)
         await attached.send_comm("three", _moved(model, 1))
         assert await attached.comms() == {}
-        running.answer("go on")
+        running.reply(QuestionReply("accept", {"answer": "go on"}))
         told = await _until(CommHeard, events)
     assert [type(item) for item in told if not isinstance(item, ExecutionOutput)] == [
         ExecutionStarted,

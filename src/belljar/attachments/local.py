@@ -241,7 +241,7 @@ class LocalAttachment:
             self._session.lease.touch()
             for execution in self._session.queue.running():
                 if execution.id in self._own:
-                    execution.answer(None)  # nobody is left to ask
+                    execution.reply(QuestionReply("decline"))  # nobody is left to ask
             self._queue.put_nowait(None)
 
 

@@ -15,7 +15,6 @@ from mcp.types import (
     CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
-    ElicitRequestURLParams,
     ElicitResult,
     InputRequiredResult,
     InputResponses,
@@ -59,25 +58,22 @@ def _is_refusal(answer: CallToolResult, fields: Fields) -> bool:
 
 def prompt_of(question: InputRequiredResult) -> str:
     """Return what the server asks, for a person to read."""
-    requests = (question.input_requests or {}).values()
-    return "\n".join(_typed(request.params) for request in requests if isinstance(request, ElicitRequest))
-
-
-def _typed(params: ElicitRequestFormParams | ElicitRequestURLParams) -> str:
-    schema = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
-    return typed_prompt(params.message, schema)
+    requests = [each for each in (question.input_requests or {}).values() if isinstance(each, ElicitRequest)]
+    return "\n".join(typed_prompt(each.params.message, _schema(each)) for each in requests)
 
 
 def answers_to(question: InputRequiredResult, text: str | None) -> InputResponses:
     """Return the answer to all that the server asks; None declines."""
-    return {key: _response(request, text) for key, request in (question.input_requests or {}).items()}
+    answers = {key: values_of(_schema(each), text) for key, each in (question.input_requests or {}).items()}
+    return {
+        key: ElicitResult(action="decline" if values is None else "accept", content=values)
+        for key, values in answers.items()
+    }
 
 
-def _response(request: object, text: str | None) -> ElicitResult:
+def _schema(request: object) -> dict[str, Any]:
     params = request.params if isinstance(request, ElicitRequest) else None
-    schema = params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
-    values = values_of(schema, text)
-    return ElicitResult(action="decline") if values is None else ElicitResult(action="accept", content=values)
+    return params.requested_schema if isinstance(params, ElicitRequestFormParams) else {}
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from belljar.executions.outcome import (
     with_gpu_memory,
 )
 from belljar.executions.policy_check import SyntaxFault, check_policy
-from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of, text_reply
+from belljar.executions.questions import ExecutionQuestions, input_question, question_text, text_of
 from belljar.executions.transcript import FileChanges, Transcript, keep_figures, keep_uris
 from belljar.facts import CellFacts
 from belljar.files.disk_usage import FolderUsage
@@ -230,10 +230,6 @@ class Execution:
     def asking(self) -> AbstractContextManager[bool]:
         """Claim the right to put the question to a person; yields False while another caller has it."""
         return self._questions.asking()
-
-    def answer(self, text: str | None, number: int | None = None) -> None:
-        """Answer the prompt of `input()` with a text; None declines any kind of question."""
-        self.reply(text_reply(text), number)
 
     def reply(self, reply: QuestionReply, number: int | None = None, *, by: str = "", where: str = "client") -> None:
         """Answer the pending question for the client; an answer that names the `number` of another one is ignored.

@@ -46,11 +46,6 @@ def question_text(question_id: str, question: Question, *, where: str) -> str:
     return f"a person: {shown!r}. It can be answered {', or '.join(places)}"
 
 
-def text_reply(text: str | None) -> QuestionReply:
-    """Return the reply that answers `input()` with a text; None declines."""
-    return QuestionReply("decline") if text is None else QuestionReply("accept", {ANSWER: text})
-
-
 def text_of(reply: QuestionReply | None, request: InputRequest) -> str | None:
     """Return the text that answers a request; None when it was declined or nobody answered."""
     if reply is None or reply.action != "accept":
