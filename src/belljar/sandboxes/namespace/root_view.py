@@ -23,6 +23,7 @@ _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 
 
 
 _ALWAYS_KEPT = ("/etc", "/dev", "/proc")
+_UNUSED = ("/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages")  # noqa: S108 - sandboxes have their own or none
 
 
 def open_root_view(trees: Iterable[Path]) -> int:
@@ -78,7 +79,8 @@ def _detach_all_but(libc: Any, needed: set[str]) -> None:
         # What lies below a detached mount is gone with it; its path may lead somewhere else by now.
         if any(is_within(point, gone) for gone in detached):
             continue
-        if not any(is_within(path, point) or is_within(point, path) for path in needed):
+        paths = needed - {"/dev"} if point in _UNUSED else needed
+        if not any(is_within(path, point) or is_within(point, path) for path in paths):
             libc.umount2(os.fsencode(point), _MNT_DETACH)
             detached.append(point)
 
