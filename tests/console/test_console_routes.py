@@ -129,6 +129,8 @@ async def bodies(browser: httpx.AsyncClient) -> dict[tuple[str, str], dict[str, 
 def _example(entry: dict[str, Any]) -> Any:
     if "enum" in entry:
         return entry["enum"][0]
+    if "anyOf" in entry:
+        return _example(entry["anyOf"][0])
     if entry.get("minItems"):
         return [_example(entry["items"])]
     return {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}[entry["type"]]
