@@ -56,7 +56,7 @@ class ExecutionQueue:
 
     def check_idle(self) -> None:
         """Refuse an operation that cannot be done while a cell runs or waits."""
-        if running := self.running():
+        if self._tasks and (running := self.running()):
             raise Busy(
                 f"session {self._session_id} has {len(running)} unfinished execution{'s' if len(running) > 1 else ''}",
                 hint="Wait for it with get_execution, or stop it with interrupt_execution",
