@@ -315,7 +315,7 @@ def _processor_times(server: Server) -> dict[int, tuple[str, ProcessorTime]]:
 
 def _kind(pid: int) -> str:
     words = command_line(pid)
-    if any(Path(word).name == "sandbox_maker" for word in words):
+    if "user_namespaces" in words:
         return "sandbox"
     # By the name alone: bubblewrap may lie in a folder of Python's.
     return "python" if words and Path(words[0]).name.startswith("python") else "sandbox"

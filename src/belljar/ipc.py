@@ -5,8 +5,8 @@ A message is one line of JSON. The tool server (`toolbox/session_server.py`) and
 messages are hostile input, so every reader has a limit in bytes, and whatever it cannot read is `Malformed`, never
 another exception. Streams are read with `recv`, for which Linux closes descriptors that a peer sends uninvited.
 
-Three protocols are not here. Packets with descriptors are in `inside/supervisor/packets.py`, because the supervisor and
-the maker of sandboxes run without belljar's modules. The one order to a container's first process is in
+Three protocols are not here. Packets with descriptors are in `inside/supervisor/packets.py`, because the supervisor
+runs without belljar's modules. The one order to a container's first process is in
 `sandboxes/container/process.py`. The kernel's frames, each with its length in front, are in `kernels/wire.py`.
 """
 

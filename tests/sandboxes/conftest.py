@@ -12,7 +12,7 @@ import pytest
 from forked_sandboxes import ForkedSandboxes, NestedProvider, nesting_provider
 from trials import READABLE, Opener, tight, usable
 
-from belljar.sandboxes.base import HOLD, HostFolder, Identity, Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.base import HostFolder, Identity, Limits, Provider, Sandbox, SandboxSpec
 
 FOREIGN = os.environ.get("SANDBOX_UNDER_TEST", "")
 
@@ -69,15 +69,9 @@ async def open_sandbox(tmp_path: Path) -> AsyncIterator[Opener]:
         await sandbox.aclose()
 
 
-MAKERS = {"bubblewrap": ("sleep", "infinity"), "maker": HOLD}
-
-
-@pytest.fixture(params=MAKERS)
-async def forks(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ForkedSandboxes]:
-    if request.param == "maker" and os.geteuid() != 0:
-        pytest.skip("bubblewrap makes all sandboxes of a server that root does not run")
-    limits = Limits(memory_mb=256, cpus=1, processes=64, open_files=256)
-    forks = ForkedSandboxes(nesting_provider(), tmp_path, limits, MAKERS[request.param])
+@pytest.fixture
+async def forks(tmp_path: Path) -> AsyncIterator[ForkedSandboxes]:
+    forks = ForkedSandboxes(nesting_provider(), tmp_path, Limits(memory_mb=256, cpus=1, processes=64, open_files=256))
     yield forks
     await forks.aclose()
 

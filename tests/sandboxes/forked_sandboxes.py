@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE
 
-from belljar.sandboxes.base import ForkedSandbox, HostFolder, Identity, Limits, Sandbox, SandboxProcess, SandboxSpec
+from belljar.sandboxes.base import (
+    HOLD,
+    ForkedSandbox,
+    HostFolder,
+    Identity,
+    Limits,
+    Sandbox,
+    SandboxProcess,
+    SandboxSpec,
+)
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 FORKER = """
@@ -117,12 +126,8 @@ class SandboxedProcess:
 class ForkedSandboxes:
     """Opens forkable and nested sandboxes and their processes, and closes what was opened."""
 
-    def __init__(
-        self, provider: NamespaceProvider, folder: Path, limits: Limits, holding: Sequence[str] = ("sleep", "infinity")
-    ) -> None:
+    def __init__(self, provider: NamespaceProvider, folder: Path, limits: Limits) -> None:
         self.provider = provider
-        self.holding = holding
-        """What holds nested sandboxes open: `HOLD` is the one command that a maker starts in bubblewrap's place."""
         self.folder = folder / "sessions"
         self.folder.mkdir(mode=0o711)
         self.folder.chmod(0o711)
@@ -161,7 +166,7 @@ class ForkedSandboxes:
     async def hold(self, sandbox: Sandbox, command: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> SandboxProcess:
         with Path(os.devnull).open("w") as nowhere:
             return await sandbox.spawn(
-                command or self.holding,
+                command or HOLD,
                 environment=ENVIRONMENT,
                 stdout=nowhere.fileno(),
                 stderr=nowhere.fileno(),

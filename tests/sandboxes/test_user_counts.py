@@ -9,8 +9,8 @@ import pytest
 from forked_sandboxes import ForkedSandboxes
 from trials import ENVIRONMENT, PYTHON, Opener, read_until, run, usable
 
-from belljar.sandboxes.namespace import namespaces
 from belljar.sandboxes.namespace import provider as namespace_provider
+from belljar.sandboxes.namespace import user_namespaces
 from belljar.sandboxes.namespace.provider import NamespaceProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="Linux only")]
@@ -65,10 +65,10 @@ async def test_so_does_one_that_started_cold(limited: None, open_sandbox: Opener
 def few_watches() -> Iterator[int]:
     """Sessions get so small a part of the watches that it can be used up here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(namespaces, "_PARTS", most("watches") // 10)
-        namespaces.session_counts.cache_clear()
-        yield namespaces.session_counts()["max_inotify_watches"]
-    namespaces.session_counts.cache_clear()
+        patch.setattr(user_namespaces, "_PARTS", most("watches") // 10)
+        user_namespaces.session_counts.cache_clear()
+        yield user_namespaces.session_counts()["max_inotify_watches"]
+    user_namespaces.session_counts.cache_clear()
 
 
 async def test_watches_are_limited_with_them(limited: None, few_watches: int, forks: ForkedSandboxes) -> None:

@@ -1,7 +1,7 @@
-"""The wire between a server and a process apart from it, the supervisor or the sandbox maker.
+"""The wire between a server and its supervisor.
 
 It carries packets of JSON with descriptors, over a UNIX socket. It imports nothing of belljar, because the supervisor
-uses it too and has only the standard library. The sandbox maker has a receiver of its own.
+uses it too and has only the standard library.
 """
 
 import array

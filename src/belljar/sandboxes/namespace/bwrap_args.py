@@ -1,4 +1,4 @@
-"""What a sandbox looks like from inside, as arguments for bubblewrap, which a sandbox maker takes too. Starts nothing.
+"""What a sandbox looks like from inside, as arguments for bubblewrap. Starts nothing.
 
 Two providers use the same view: `namespace` runs the session in it; `gvisor` runs its kernel in it, which shows the
 session what it finds there. The order of mounts matters, because what is mounted later covers what was there, and
@@ -200,24 +200,15 @@ def arguments(
         *_ISOLATION,
         *(("--hostname", HOSTNAME) if has_hostname else ()),
         *user_map.words,
-        *root_arguments(spec, files, shared, has_to_drop=user_map.has_to_drop),
-        # Only the session's user may enter the session's folder.
-        *("--chdir", "/" if user_map.is_for_holder else WORKSPACE, "--clearenv", *_environment(environment)),
-    ]
-
-
-def root_arguments(
-    spec: SandboxSpec, files: Mapping[str, int], shared: Mapping[str, int], *, has_to_drop: bool
-) -> list[str]:
-    """Return the arguments for the root folder and everything in it."""
-    return [
         # A session with a host user of its own may not read root's tables, and each mask costs 0.2 ms.
         *("--proc", "/proc", *_masks(is_root=os.geteuid() == 0 and spec.identity is None)),
         *(_covers() if spec.devices else ()),
-        *_view(spec, files, shared, has_to_drop=has_to_drop),
+        *_view(spec, files, shared, has_to_drop=user_map.has_to_drop),
         # Without this, a session that is the host's uid 0 in a user namespace may write /proc/sys.
         *(() if spec.devices else ("--remount-ro", "/proc")),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
+        # Only the session's user may enter the session's folder.
+        *("--chdir", "/" if user_map.is_for_holder else WORKSPACE, "--clearenv", *_environment(environment)),
     ]
 
 

@@ -1,26 +1,18 @@
 """Where and as whom bubblewrap is started, so that a process of one sandbox can enter another with its memory.
 
 A process without capabilities may enter a user namespace that is a child of its own and that its user owns. So
-bubblewrap, or a sandbox maker, makes a nested sandbox's namespaces from within the parent's user and pid namespaces, as
-the parent's user. This module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts
-bubblewrap, and processes enter by themselves.
-
-It also limits what Linux counts for a user of the host over all of its processes: the instances and watches of inotify.
-Sessions of an ordinary user's server, and forks of one zygote, are counted as one user there, so that one of them could
-take all. Linux also counts for each user namespace what is in it and below it, by limits of its own, which a process
-with capabilities in that namespace may set. Each session gets a share of what the host lets a user have.
+bubblewrap makes a nested sandbox's namespaces from within the parent's user and pid namespaces, as the parent's user.
+This module makes the command lines, descriptors, user maps and mounts for that; `sandbox.py` starts bubblewrap, and
+processes enter by themselves.
 """
 
 import asyncio
-import contextlib
 import fcntl
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,18 +29,13 @@ from belljar.sandboxes.namespace.bwrap_args import (
 )
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.process import OF_THIS_SERVER, NamespaceProcess, OrphanReaper, only_child
-from belljar.sandboxes.namespace.sandbox_maker import SandboxMaker
-from belljar.sandboxes.namespace.user_maps import UserMapHelper, open_map_helper
+from belljar.sandboxes.namespace.user_namespaces import find_tool
 
 Resources = AsyncExitStack
 """What must stay open until bubblewrap has started."""
 
 _NS_GET_USERNS = 0xB701
 _ROOT = Identity(0, 0)
-_PARTS = 8
-"""A session may have this part of what the host lets a user have: 16 instances of 128 that Linux allows by itself."""
-_MAPPING_S, _RETRY_S = 10.0, 0.001
-_TRIAL_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +51,6 @@ class BwrapLaunch:
     """How many processes are between the one that is started and bubblewrap."""
     maps: str = ""
     """The uid and gid map, one text for both; empty if bubblewrap writes it."""
-    map_helper: UserMapHelper | None = None
-    """The process that writes the maps; None if the server does."""
     changes_user: bool = False
     """Whether bubblewrap runs as another user than the server, which then may not set its processes' limits."""
     waits_for_mounts: bool = True
@@ -99,11 +84,6 @@ def fork_user_map(user: Identity, owner: Identity) -> UserMap:
     return user_map_for_user(user)
 
 
-def nested_maps(user: Identity) -> str:
-    """Return the uid and gid map, one text for both, of a nested sandbox of root's: its own root, and its user."""
-    return f"0 0 1\n{user.uid} {user.uid} 1\n"
-
-
 class ParentSandbox:
     """The namespaces of a sandbox in which another is being nested."""
 
@@ -129,35 +109,9 @@ class ParentSandbox:
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
         user_map = fork_user_map(user, owner)
-        launch = BwrapLaunch(user_map, prefix, hops=1, changes_user=True)
-        if not user_map.has_to_drop:
-            return launch
-        helper = self._holder.map_helper
-        if helper is None or helper.has_ended:
-            if helper is not None:
-                helper.close()
-            helper = await open_map_helper([*enter, "--"])
-            if not self._holder.is_there():
-                # The parent was killed meanwhile, so nobody would close the helper.
-                helper.close()
-                raise SandboxUnavailable("The sandbox to nest in has ended")
-            self._holder.map_helper = helper
-        return replace(launch, maps=nested_maps(user), map_helper=self._holder.map_helper)
-
-    async def open_maker(self, seccomp: bytes) -> SandboxMaker:
-        """Start the process that makes nested sandboxes for a server run by root; its `refusal` says why it cannot."""
-        namespaces = (self._users, await self._proc_mount(), self._pids)
-        maker = SandboxMaker(open_content(seccomp, self._resources), namespaces)
-        try:
-            await maker.wait_until_inside()
-        except BaseException:
-            maker.close()
-            raise
-        if not self._holder.is_there():
-            # The parent was killed meanwhile, so nobody would close the maker.
-            maker.close()
-            raise SandboxUnavailable("The sandbox to nest in has ended")
-        return maker
+        # The sandbox's own root, and its user.
+        maps = f"0 0 1\n{user.uid} {user.uid} 1\n" if user_map.has_to_drop else ""
+        return BwrapLaunch(user_map, prefix, hops=1, maps=maps, changes_user=True)
 
     async def launch_inside_session(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> BwrapLaunch:
         """Return how to launch a sandbox nested in one that runs a session's code, with the same `user`.
@@ -226,12 +180,6 @@ def _as(user: Identity) -> tuple[str, str]:
 
 def _path(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-@cache
-def find_tool(name: str) -> str:
-    """Return the path of one of util-linux's programs; empty where it is not installed."""
-    return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
 
 
 def _forkable_maps(root: int, numbers: range) -> str:
@@ -327,91 +275,3 @@ async def open_proc_mount(entering: Sequence[str], unshare: str) -> int:
                 os.close(opened)
             raise
     return opened
-
-
-@cache
-def session_counts() -> dict[str, int]:
-    """Return the most that a session may have, by the name of the file in /proc/sys/user; empty on other systems."""
-    found: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for kind in ("instances", "watches"):
-            of_user = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
-            found[f"max_inotify_{kind}"] = max(1, of_user // _PARTS)
-    return found
-
-
-async def limit_counts(pid: int) -> None:
-    """Limit the sandbox that a first process is in, if this host lets us. Call it before its command may start.
-
-    A sandbox without a user namespace of its own has a user of the host to itself, and needs no limit.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            users = _open_owner(pid, stack)
-            if users < 0:
-                return
-            async with asyncio.timeout(_MAPPING_S):
-                while not _has_users(pid):  # noqa: ASYNC110 - Linux tells nobody
-                    await asyncio.sleep(_RETRY_S)
-        except (OSError, TimeoutError):
-            return  # it has ended, and whoever waits for it finds out
-        nowhere = subprocess.DEVNULL
-        # As root there, because for any other user the shell would have no capabilities. Its groups stay, because Linux
-        # may forbid to change them.
-        entering = (f"--user=/proc/{os.getpid()}/fd/{users}", "--preserve-credentials", "--setuid=0", "--")
-        with contextlib.suppress(SandboxUnavailable):
-            child = start_child(
-                [find_tool("nsenter"), *entering, *_writing()],
-                environment={},
-                folder="/",
-                stdin=nowhere,
-                stdout=nowhere,
-                stderr=nowhere,
-                pass_fds=(),
-            )
-            await child.reap()
-
-
-def _open_owner(pid: int, stack: contextlib.ExitStack) -> int:
-    """Return the user namespace that a process's pid namespace belongs to; -1 if it is ours.
-
-    bubblewrap's own process may go on to another one below it, where nobody is root.
-    """
-    pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    stack.callback(os.close, pids)
-    users = fcntl.ioctl(pids, _NS_GET_USERNS)
-    stack.callback(os.close, users)
-    return -1 if os.path.samestat(os.fstat(users), Path("/proc/self/ns/user").stat()) else users
-
-
-def _has_users(pid: int) -> bool:
-    """Return whether bubblewrap has mapped the users by now."""
-    return bool(Path(f"/proc/{pid}/uid_map").read_text())
-
-
-@cache
-def why_uncounted() -> str:
-    """Return why sessions are not limited on this host, tried in a user namespace; empty where they are."""
-    if not find_tool("nsenter") or not find_tool("unshare"):
-        return "nsenter and unshare are not installed (util-linux)"
-    try:
-        trial = subprocess.run(
-            [find_tool("unshare"), "--user", "--map-root-user", "--", *_writing()],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TRIAL_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    if trial.returncode == 0:
-        return ""
-    return trial.stderr.strip().rpartition("\n")[2] or f"status {trial.returncode}"
-
-
-def _writing() -> list[str]:
-    lines = [f"echo {most} > /proc/sys/user/{name}" for name, most in session_counts().items()]
-    return ["/bin/sh", "-c", " && ".join(lines) or "false"]

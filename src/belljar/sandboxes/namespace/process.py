@@ -1,4 +1,4 @@
-"""A command in new namespaces, run by bubblewrap or made by a sandbox maker: waits for it, lets it start, kills it.
+"""A command in new namespaces, run by bubblewrap: waits for it, lets it start, kills it.
 
 Another process ends what a killed server leaves. bubblewrap asks to be killed with its parent, but only some
 milliseconds after its start, and what it has started in turn asks for the same later still. A server that is killed in
@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from belljar.sandboxes.child import Started, children, open_pidfd, wait_readable
-from belljar.sandboxes.namespace.sandbox_maker import MadeChild, SandboxMaker, pid_of
-from belljar.sandboxes.namespace.user_maps import UserMapHelper
 
 _ONE_PAGE = 4096
 _RETRY_S = 0.001
@@ -127,10 +125,6 @@ class NamespaceProcess:
         """A pidfd of the first process, while it is ours to kill."""
         self.proc_mount: int | None = None
         """The mount namespace in which bubblewrap starts to nest a sandbox in this one, once there was one to nest."""
-        self.map_helper: UserMapHelper | None = None
-        """The process that maps the users of nested sandboxes, once there was one that needs it."""
-        self.maker: SandboxMaker | None = None
-        """The process that makes nested sandboxes in bubblewrap's place, once there was one to make."""
         self._command_pid = 0
         self._hops = hops
         self._bubblewrap: int | None = None
@@ -143,14 +137,6 @@ class NamespaceProcess:
         self._gate: int | None = None
         self._info = bytearray()
         self._is_reported = asyncio.Event()
-
-    @classmethod
-    def of_maker(cls, maker: SandboxMaker, pidfd: int) -> "NamespaceProcess":
-        """Return the first process of a sandbox that was made without bubblewrap. It is the command itself."""
-        process = cls(MadeChild(maker.pid))
-        pid = pid_of(pidfd)
-        process.restored(pid, pidfd, pid, is_alone=True)
-        return process
 
     def listen(self, info: int, gate: int) -> None:
         """Read bubblewrap's report and hold the command back until `let_in`; takes over both descriptors."""
@@ -318,12 +304,6 @@ class NamespaceProcess:
         if self.proc_mount is not None:
             os.close(self.proc_mount)
             self.proc_mount = None
-        if self.map_helper is not None:
-            self.map_helper.close()
-            self.map_helper = None
-        if self.maker is not None:
-            self.maker.close()
-            self.maker = None
 
     def _close_gate(self) -> None:
         if self._gate is not None:

@@ -36,8 +36,6 @@ from belljar.sandboxes.namespace.namespaces import (
     NamespaceTools,
     forkable_launch,
     nested_level,
-    session_counts,
-    why_uncounted,
 )
 from belljar.sandboxes.namespace.process import OF_THIS_SERVER, OrphanReaper
 from belljar.sandboxes.namespace.root_view import open_root_view
@@ -50,6 +48,7 @@ from belljar.sandboxes.namespace.trial import (
     try_bubblewrap,
     try_nested,
 )
+from belljar.sandboxes.namespace.user_namespaces import session_counts, why_uncounted
 from belljar.supervisor import NoSupervisor, SupervisorClient
 
 _RETRY_S = 30.0

@@ -8,7 +8,6 @@ last of them.
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from belljar.errors import SandboxUnavailable
@@ -16,13 +15,9 @@ from belljar.sandboxes.base import HOLD, Incident, NamespaceEntry, SandboxProces
 from belljar.sandboxes.defaults import SandboxBase
 from belljar.sandboxes.limits.enforcement import Enforcement, counts_processes_of_namespace, rank_for_oom_killer
 from belljar.sandboxes.namespace.bwrap_args import (
-    HOSTNAME,
     BwrapCommand,
     bubblewrap_command,
     minimal_root,
-    open_files,
-    open_folders,
-    root_arguments,
 )
 from belljar.sandboxes.namespace.namespaces import (
     BwrapLaunch,
@@ -30,17 +25,14 @@ from belljar.sandboxes.namespace.namespaces import (
     NamespaceTools,
     ParentSandbox,
     Resources,
-    fork_user_map,
-    limit_counts,
-    nested_maps,
-    session_counts,
 )
 from belljar.sandboxes.namespace.pid_namespace import SparedProcesses, kill_all_except
 from belljar.sandboxes.namespace.process import NamespaceProcess
-from belljar.sandboxes.namespace.sandbox_maker import MAKING_S, MakingRequest, SandboxMaker
 from belljar.sandboxes.namespace.trial import advice, try_bubblewrap
-from belljar.sandboxes.namespace.user_maps import UserMapWriter
+from belljar.sandboxes.namespace.user_namespaces import WRITER, session_counts
 from belljar.sandboxes.seccomp import ALL_NAMESPACES
+
+_MAKING_S = 30.0
 
 
 class NamespaceSandbox(SandboxBase):
@@ -87,11 +79,13 @@ class NamespaceSandbox(SandboxBase):
             launch = await self._prepare_launch(resources)
             # Checked again, because after a close meanwhile nobody would end what is started now.
             self._check_open()
-            mapper = UserMapWriter(launch.maps, launch.map_helper)
-            resources.callback(mapper.close)
+            held, go = _open_pipe(resources)
             with contextlib.ExitStack() as stack:
                 bwrap = self._bwrap_command(launch, command, environment, pass_fds, stack)
-                bwrap = bwrap.after(mapper.arguments(stack))
+                if launch.maps:
+                    # Without `--sync-fd` the command would inherit the descriptor.
+                    waiting = ["--userns-block-fd", str(held), "--sync-fd", str(held)]
+                    bwrap = bwrap.after(BwrapCommand(waiting, [held]))
                 process = await self._start(launch, bwrap, (stdout, stderr), pass_fds, stack)
                 process.command = command
                 # The command line names descriptors of the resources. If this is cancelled, they stay open until they
@@ -102,13 +96,13 @@ class NamespaceSandbox(SandboxBase):
                 await process.kill_all()
                 self._check_open()
             try:
-                async with asyncio.timeout(MAKING_S):
-                    await self._let_in(process, launch, mapper)
+                async with asyncio.timeout(_MAKING_S):
+                    await self._let_in(process, launch, go)
             except TimeoutError:
                 # A process was killed while it made the sandbox, for example because memory ran out.
                 await process.kill_all()
                 raise SandboxUnavailable(
-                    f"bubblewrap has not made the sandbox in {MAKING_S:g} s", hint="Try again"
+                    f"bubblewrap has not made the sandbox in {_MAKING_S:g} s", hint="Try again"
                 ) from None
             return process
 
@@ -173,12 +167,13 @@ class NamespaceSandbox(SandboxBase):
             os.write(line, b"\n")
         return process
 
-    async def _let_in(self, process: NamespaceProcess, launch: BwrapLaunch, mapper: UserMapWriter) -> None:
+    async def _let_in(self, process: NamespaceProcess, launch: BwrapLaunch, go: int) -> None:
         if not await process.wait_for_first_process():
             await self._raise_start_failure(process)
-        await mapper.map(process.first_pid)
-        if not launch.is_shared:
-            await limit_counts(process.first_pid)
+        counts = {} if launch.is_shared else session_counts()
+        await WRITER.write(process.first_pid, maps=launch.maps, counts=counts)
+        if launch.maps:
+            os.write(go, b"\n")
         # Nothing runs inside until its limits hold.
         if not launch.changes_user:
             with contextlib.suppress(ProcessLookupError):
@@ -227,7 +222,6 @@ class NamespaceSandbox(SandboxBase):
         # yet.
         async with self.nesting:
             makers = [process.pid for nested in self._nested for process in nested.processes()]
-            makers += [process.maker.pid for process in self._processes if process.maker is not None]
             for process in [process for process in self._processes if process.is_there()]:
                 # Forks of the command that are not the command itself are relays; none of them is a session's code.
                 forks_of = () if is_last else process.command
@@ -316,7 +310,7 @@ def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
     return both, gate
 
 
-def _open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+def _open_pipe(stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> tuple[int, int]:
     ends = os.pipe()
     for end in ends:
         stack.callback(os.close, end)
@@ -345,85 +339,6 @@ class NestedSandbox(NamespaceSandbox):
     def parent(self) -> NamespaceSandbox:
         """The sandbox it was nested in."""
         return self._parent
-
-    async def spawn(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdout: int,
-        stderr: int,
-        pass_fds: Sequence[int] = (),
-    ) -> SandboxProcess:
-        """See `NamespaceSandbox`. What only holds the sandbox open is started by the parent's maker, if it has one."""
-        self._check_open()
-        maker = await self._find_maker() if tuple(command) == HOLD else None
-        if maker is not None and (process := await self._spawn_by(maker)):
-            return process
-        return await super().spawn(command, environment=environment, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
-
-    async def _find_maker(self) -> SandboxMaker | None:
-        """Return the parent's maker, started if need be; None where bubblewrap has to make this sandbox.
-
-        A maker ends with the server, so there is none where a supervisor keeps sandboxes alive. It knows one map of
-        users, that of root's servers, and none of the mounts of devices.
-        """
-        owner, root_view, _ = self._parent.level
-        is_kept_alive = self._tools.reaper is None
-        if root_view < 0 or is_kept_alive or self.spec.devices or isinstance(self._parent, NestedSandbox):
-            return None
-        if not fork_user_map(self.level.user, owner).has_to_drop:
-            return None
-        async with self._parent.nesting, contextlib.AsyncExitStack() as resources:
-            holder = self._parent.holder()
-            if holder.maker is None or (holder.maker.has_ended and not holder.maker.refusal):
-                holder.maker = await ParentSandbox(holder, root_view, resources).open_maker(
-                    self._tools.hardening.program
-                )
-            return None if holder.maker.refusal else holder.maker
-
-    async def _spawn_by(self, maker: SandboxMaker) -> NamespaceProcess | None:
-        """Have a maker make this sandbox; None if it could not."""
-        made: list[NamespaceProcess] = []
-
-        def adopt(pidfd: int) -> None:
-            if self._is_closed:
-                # Nobody else would end it, because this spawn may have been cancelled. Its group may have ended.
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                os.close(pidfd)
-                return
-            made.append(NamespaceProcess.of_maker(maker, pidfd))
-            self._processes += made
-
-        def prepare(stack: contextlib.ExitStack) -> MakingRequest:
-            files, shared = open_files(self.spec, self.level.user, stack), open_folders(self.spec, stack)
-            groups = self._enforcement.open_procs_files()
-            for group in groups:
-                stack.callback(os.close, group)
-            return MakingRequest(
-                root_arguments(self.spec, files, shared, has_to_drop=True),
-                descriptors=[*groups, *files.values(), *shared.values()],
-                groups=groups,
-                maps=nested_maps(self.level.user),
-                hostname=HOSTNAME if self._tools.hardening.has_hostname else "",
-                counts=session_counts(),
-            )
-
-        complaint = await maker.make(prepare, adopt)
-        process = made[0] if made else None
-        if process is not None and not complaint and not process.is_there():
-            complaint = "its first process ended"
-        maker.note(complaint)
-        if process in self._processes and not complaint:
-            rank_for_oom_killer(process.first_pid)
-            return process
-        if process is not None:
-            await process.kill_all()
-        if process in self._processes:
-            self._processes.remove(process)
-        self._check_open()
-        return None
 
     async def _prepare_launch(self, resources: Resources) -> BwrapLaunch:
         owner, root_view, _ = self._parent.level

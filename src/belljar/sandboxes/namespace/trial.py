@@ -22,7 +22,7 @@ from belljar.sandboxes.base import ForkableProvider, Sandbox, SandboxSpec
 from belljar.sandboxes.child import wait_readable
 from belljar.sandboxes.namespace.bwrap_args import BwrapCommand, bubblewrap_command, user_map_of
 from belljar.sandboxes.namespace.hardening import Hardening
-from belljar.sandboxes.namespace.namespaces import find_tool
+from belljar.sandboxes.namespace.user_namespaces import find_tool
 
 TRIAL_TIMEOUT_S = 10
 
