@@ -38,7 +38,7 @@ _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _CLONE_PARENT = 0x8000
 _REQUEST_BYTES = 1 << 18
 _MODULES = (
-    "belljar.api",
+    "belljar.python.local",
     "belljar.cli.run",
     "belljar.cli.serve",
     "belljar.surfaces.http",

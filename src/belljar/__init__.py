@@ -16,8 +16,6 @@ from importlib import import_module  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
 if TYPE_CHECKING:
-    from belljar.api import Engine, open_engine, open_session
-    from belljar.client import RemoteServer, connect
     from belljar.environments.installs import InstallOutcome
     from belljar.errors import (
         BelljarError,
@@ -35,10 +33,12 @@ if TYPE_CHECKING:
         Unauthorized,
         UsageError,
     )
-    from belljar.handles import ExecutionHandle, OutputStream, SessionHandle
     from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
+    from belljar.python.handles import ExecutionHandle, OutputStream, SessionHandle
+    from belljar.python.local import Engine, open_engine, open_session
+    from belljar.python.remote import RemoteServer, connect
+    from belljar.python.sync import SyncExecution, SyncSession, SyncStream, session
     from belljar.settings import Settings
-    from belljar.sync import SyncExecution, SyncSession, SyncStream, session
 
 __all__ = [
     "BelljarError",
@@ -79,8 +79,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "belljar.api": ("Engine", "open_engine", "open_session"),
-    "belljar.client": ("RemoteServer", "connect"),
+    "belljar.python.local": ("Engine", "open_engine", "open_session"),
+    "belljar.python.remote": ("RemoteServer", "connect"),
     "belljar.environments.installs": ("InstallOutcome",),
     "belljar.errors": (
         "BelljarError",
@@ -98,7 +98,7 @@ _MODULES = {
         "Unauthorized",
         "UsageError",
     ),
-    "belljar.handles": ("ExecutionHandle", "OutputStream", "SessionHandle"),
+    "belljar.python.handles": ("ExecutionHandle", "OutputStream", "SessionHandle"),
     "belljar.models": (
         "Display",
         "ExecutionResult",
@@ -109,7 +109,7 @@ _MODULES = {
         "SessionInfo",
     ),
     "belljar.settings": ("Settings",),
-    "belljar.sync": ("SyncExecution", "SyncSession", "SyncStream", "session"),
+    "belljar.python.sync": ("SyncExecution", "SyncSession", "SyncStream", "session"),
 }
 
 

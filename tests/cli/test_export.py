@@ -166,7 +166,7 @@ def test_long_output_is_cut_in_the_middle_unless_all_of_it_is_wanted(
 
 
 OURS = {*("html", "head", "meta", "title", "style", "body", "header", "main"), *("h1", "p", "code", "section", "div")}
-OURS |= {"span", "pre", "img", "iframe"}
+OURS |= {"span", "pre", "img", "iframe", "strong", "mark", "ol", "li", "details", "summary"}
 
 
 class _Page(HTMLParser):

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from servers import certificate, serving_context
 
-from belljar.api import open_session
 from belljar.environments import Environment
-from belljar.handles import SessionHandle
 from belljar.models import ExecutionResult
+from belljar.python.handles import SessionHandle
+from belljar.python.local import open_session
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.api import open_session
 from belljar.environments.base import Environment
 from belljar.environments.installs import InstallOutcome, install
+from belljar.python.local import open_session
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 

@@ -13,11 +13,11 @@ from belljar.console import frames, pages
 from belljar.console.cells import OutputBlock, RenderedOutput
 from belljar.errors import BelljarError
 from belljar.files.file_types import is_text, mime_type_of
-from belljar.handles import SessionBase
 from belljar.inside.toolbox.toolbox.results import Media
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import DisplayStore, display_of
 from belljar.outputs.forms import FORMS, PICTURES, extension_of, form_of, picture_in, readable_text
+from belljar.python.handles import SessionHandle
 from belljar.surfaces.content import media_blocks, text_of
 
 # So long that text becomes a file, too. It can be read as base64 and as text.
@@ -178,7 +178,7 @@ def _in_export(mime: str) -> str:
 
 
 async def _figures(display: Display) -> list[bytes]:
-    return await SessionBase.figures(cast("Any", SimpleNamespace(display=_later(b""))), _result(display))
+    return await SessionHandle.figures(cast("Any", SimpleNamespace(display=_later(b""))), _result(display))
 
 
 def test_the_form_that_a_person_would_rather_look_at_comes_first(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from imported_image import import_image
 from trials import DEADLINE_S, ENVIRONMENT, PYTHON, READABLE, Opener, read_to_end, read_until, run, usable
 
-from belljar.api import open_session
 from belljar.environments import Environment
 from belljar.errors import InvalidArgument, SandboxUnavailable
+from belljar.python.local import open_session
 from belljar.sandboxes.base import Limits, Provider, SandboxSpec
 from belljar.sandboxes.container import process as containment
 from belljar.sandboxes.container import provider as container

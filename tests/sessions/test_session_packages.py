@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from belljar.api import LocalSession, open_engine, open_session
 from belljar.egress.rules import Rule
 from belljar.environments import Environment
 from belljar.environments.installs import InstallOutcome
@@ -21,6 +20,8 @@ from belljar.environments.package_index import find_index_hosts, index_variables
 from belljar.errors import TooLarge
 from belljar.files import disk_usage
 from belljar.files.disk_usage import FolderUsage
+from belljar.python.handles import SessionHandle
+from belljar.python.local import open_engine, open_session
 from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
 from belljar.sessions.history import read_notebook
@@ -65,7 +66,7 @@ def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def session(environment: Environment, folder: Path, **flags: Any) -> AsyncGenerator[LocalSession]:
+async def session(environment: Environment, folder: Path, **flags: Any) -> AsyncGenerator[SessionHandle]:
     for check in providers(Settings())["namespace"].check():
         if not check.is_ok:
             pytest.skip(f"{check.name}: {check.detail}")
@@ -73,11 +74,10 @@ async def session(environment: Environment, folder: Path, **flags: Any) -> Async
     chosen: dict[str, Any] = {"fork_start": False, "preload": [], **flags}
     settings = settings_with(environment=str(environment.python), data_directory=folder / "data", **chosen)
     async with open_engine(settings) as engine, engine.open_session() as handle:
-        assert isinstance(handle, LocalSession)
         yield handle
 
 
-async def said(handle: LocalSession, code: str) -> str:
+async def said(handle: SessionHandle, code: str) -> str:
     result = await handle.execute(code, timeout_s=100)
     assert result.success, (result.error, result.output)
     return "".join(result.output) + (result.result or "")

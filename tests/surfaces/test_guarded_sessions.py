@@ -10,13 +10,13 @@ import pytest
 from calls import ERAS, Caller, connected, opened_runtime, settings_for
 from mcp.types import ElicitResult
 
-from belljar.api import Engine
 from belljar.environments import Environment
 from belljar.errors import CodeRejected, PolicyError
 from belljar.executions.policy_check import SyntaxFault
 from belljar.facts import ToolCallFacts
 from belljar.models import ResultNotice
 from belljar.policy.guardrails import read_guardrails
+from belljar.python.local import Engine
 from belljar.runtime import Runtime, open_runtime
 
 pytestmark = pytest.mark.anyio
@@ -279,7 +279,7 @@ async def test_limits_of_the_policy_make_the_settings_stricter(runtime: Runtime)
 
 
 async def test_the_python_api_raises_what_the_policy_refuses(runtime: Runtime) -> None:
-    async with Engine(runtime).open_session() as session:
+    async with Engine(runtime.late_engine.get()).open_session() as session:
         with pytest.raises(CodeRejected, match="line 1: a shell command"):
             await session.execute("!true")
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from belljar.errors import BelljarError, SessionNotFound
 from belljar.executions.cell import make_cell
-from belljar.executions.transcript import file_reference
+from belljar.files.file_types import file_reference
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import has_id_form

@@ -16,15 +16,15 @@ from typing import Annotated
 
 import typer
 
-from belljar.api import open_session
 from belljar.cli.saved_outputs import OutputSaver, check_folder
 from belljar.cli.streams import log_to_stderr
 from belljar.cli.terminal import INTERRUPTED, OutputPrinter, StandardInput, exit_status, is_input_piped, on_sigint
 from belljar.environments import prepare
 from belljar.errors import InvalidArgument
 from belljar.files.transfer import download_folder
-from belljar.handles import SessionHandle
 from belljar.inside import FOLDER
+from belljar.python.handles import SessionHandle
+from belljar.python.local import open_session
 from belljar.settings import Settings, load_command_settings
 from belljar.settings.environments import KERNEL_PREFIX
 

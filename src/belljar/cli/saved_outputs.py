@@ -20,9 +20,9 @@ from belljar.cli.streams import one_line
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.files.transfer import safe_path
 from belljar.files.workspace import Workspace
-from belljar.handles import SessionHandle
 from belljar.models import Display, FileReference, OutputEvent
 from belljar.outputs.forms import PAGE, PLAIN, extension_of, form_of, is_readable
+from belljar.python.handles import SessionHandle
 from belljar.sandboxes.data_path import container_note
 
 _MAX_LISTED_FILES = 20

@@ -12,11 +12,11 @@ from typing import TextIO
 
 from belljar.cli.saved_outputs import display_in, saved_forms
 from belljar.cli.streams import write_output
-from belljar.handles import SessionHandle
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.forms import is_readable
 from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import LineFolder
+from belljar.python.handles import SessionHandle
 from belljar.questions.schema import JSON_HINT
 
 INTERRUPTED = 130

@@ -286,8 +286,11 @@ class Engine(Protocol):
         asks: Asks = "inbox",
         client: str = "",
         keeps_files: bool = False,
+        wait_s: float = 0,
     ) -> Submitted:
         """Queue a cell under the caller's name; without a session, in a new one of the caller's own.
+
+        With `wait_s`, wait for it so long as `wait` does: a short cell is told with one request.
 
         Calls with one `key` run once. `client` is the name of the program that it came through. With `keeps_files`,
         figures and long data: URIs that it shows become files of the session.

@@ -158,6 +158,7 @@ class LocalEngine(LocalViews):
         asks: Asks = "inbox",
         client: str = "",
         keeps_files: bool = False,
+        wait_s: float = 0,
     ) -> Submitted:
         """See `Engine`."""
         registry, executions = self._registry, self._registry.executions
@@ -181,7 +182,7 @@ class LocalEngine(LocalViews):
                     raise InvalidArgument(
                         f"the key {key!r} was given for execution {known} of another session", hint="Pass a new key"
                     )
-                return Submitted(execution_id=known, session_id=of_session)
+                return await self._submitted(access, known, of_session, wait_s)
             session = await (registry.reach(session_id, owner) if session_id else self._make(owner))
             try:
                 if filename:
@@ -193,7 +194,11 @@ class LocalEngine(LocalViews):
                 raise
         if access.via != "client":  # a client waits next, and hears of nothing before the commit
             registry.journal.commit()
-        return Submitted(execution_id=execution.id, session_id=session.id)
+        return await self._submitted(access, execution.id, session.id, wait_s)
+
+    async def _submitted(self, access: Access, execution_id: str, session_id: str, wait_s: float) -> Submitted:
+        progress = await self.wait(access, execution_id, asked=0, wait_s=wait_s) if wait_s else None
+        return Submitted(execution_id=execution_id, session_id=session_id, progress=progress)
 
     async def wait(
         self,

@@ -144,6 +144,8 @@ class Submitted(Model):
 
     execution_id: str
     session_id: str
+    progress: "ExecutionProgress | None" = None
+    """How far it was when its caller had waited as long as asked."""
 
 
 class ClientQuestion(Model):

@@ -82,6 +82,7 @@ class NewCell(Model):
     asks: Asks = "inbox"
     client: str = ""
     keeps_files: bool = False
+    wait_s: float = Field(0, ge=0, le=MAX_WAIT_S)
 
 
 class WaitRequest(Model):

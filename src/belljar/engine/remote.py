@@ -253,10 +253,12 @@ class CalledEngine:
         asks: Asks = "inbox",
         client: str = "",
         keeps_files: bool = False,
+        wait_s: float = 0,
     ) -> Submitted:
         """See `Engine`."""
         cell = {"code": code, "timeout_s": timeout_s, "filename": filename, "asks": asks, "client": client}
-        return await self._call("submit", access, session_id=session_id, key=key, keeps_files=keeps_files, **cell)
+        cell |= {"keeps_files": keeps_files, "wait_s": wait_s}
+        return await self._call("submit", access, session_id=session_id, key=key, **cell)
 
     async def wait(
         self,

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from pydantic import JsonValue
 
 from belljar.errors import BelljarError
 from belljar.executions.shared_workspace import SharedWorkspace
 from belljar.files.disk_usage import DiskQuota, FolderUsage
-from belljar.files.file_types import mime_type_of
+from belljar.files.file_types import file_uri
 from belljar.files.workspace import FolderScan, Workspace, changes, scan_folder
 from belljar.journal.journal import Journal
 from belljar.models import FileReference, OutputEvent
@@ -113,16 +112,6 @@ class Transcript:
 
 
 # Changed files
-
-
-def file_uri(session_id: str, name: str) -> str:
-    """Return the resource URI of a file in a session's folder."""
-    return f"kernel://{session_id}/{quote(name)}"
-
-
-def file_reference(session_id: str, name: str, size: int) -> FileReference:
-    """Return a session's file as answers name it."""
-    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)
 
 
 class FileChanges:

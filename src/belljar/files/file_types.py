@@ -1,8 +1,11 @@
-"""The media type that a file's name suggests, and the kind of file that a mode means. Reads no content."""
+"""The media type that a file's name suggests, how answers name it, and the kind that a mode means. Reads no content."""
 
 import mimetypes
 import stat
 from pathlib import PurePosixPath
+from urllib.parse import quote
+
+from belljar.models import FileReference
 
 _ADDITIONS = {
     ".7z": "application/x-7z-compressed",
@@ -98,3 +101,13 @@ _KINDS = {
 def kind_of(mode: int) -> str:
     """Return the word for the kind of file that has that mode."""
     return _KINDS.get(stat.S_IFMT(mode), "special file")
+
+
+def file_uri(session_id: str, name: str) -> str:
+    """Return the resource URI of a file in a session's folder."""
+    return f"kernel://{session_id}/{quote(name)}"
+
+
+def file_reference(session_id: str, name: str, size: int) -> FileReference:
+    """Return a session's file as answers name it."""
+    return FileReference(uri=file_uri(session_id, name), name=name, mime_type=mime_type_of(name), size=size)

@@ -10,8 +10,7 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Te
 from pydantic import Field
 
 from belljar.errors import SessionNotFound
-from belljar.executions.transcript import file_reference
-from belljar.files.file_types import decoded
+from belljar.files.file_types import decoded, file_reference
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
 from belljar.models import FileReference, Model

@@ -1,6 +1,6 @@
 """Connects to a server, over HTTP with a key or over anything else that an MCP client connects to.
 
-Opens sessions on it, which end with their block. Knows nothing of what sessions do.
+Knows nothing of what sessions do.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import anyio
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client import ClientRequestContext, Transport
@@ -16,52 +15,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 from mcp.types import INTERNAL_ERROR, ElicitRequestParams, ElicitResult
 
-from belljar.client.connection import ServerCalls, as_belljar_error
-from belljar.client.session import RemoteExecution, RemoteSession
-from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, Unauthorized
-from belljar.handles import ExecutionHandle, SessionHandle
-from belljar.models import SessionInfo
-
-CLEAR_TIMEOUT_S = 5.0
+from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
+from belljar.python.handles import SessionOpener
+from belljar.python.mcp_engine import McpEngine, as_belljar_error
 
 
-class RemoteServer(ServerCalls):
+class RemoteServer(SessionOpener):
     """A connection to a server; made by `connect`."""
-
-    @asynccontextmanager
-    async def open_session(self, environment: str = "", *, gpus: int | None = None) -> AsyncGenerator[SessionHandle]:
-        """Open a session on the server, and clear it and its forks when the block ends.
-
-        `gpus` is how many it has; without it, as many as the server gives a session.
-        """
-        asked = {} if gpus is None else {"gpus": gpus}
-        fields = await self.call("new_session", {"environment": environment, **asked})
-        handles: list[RemoteSession] = []
-        handle = RemoteSession(self, str(fields["session_id"]), handles)
-        try:
-            yield handle
-        finally:
-            # A server that cannot be reached ends the sessions by itself when nothing has used them for a while.
-            with anyio.move_on_after(CLEAR_TIMEOUT_S, shield=True):
-                for opened in [*handles]:
-                    with contextlib.suppress(BelljarError):
-                        await opened.aclose()
-
-    async def session(self, session_id: str) -> SessionHandle:
-        """Return a session of the caller that is open or sleeps, by its id. It does not end with this connection."""
-        known = [info.session_id for info in await self.sessions()]
-        if session_id not in known:
-            raise SessionNotFound(f"the server has no session {session_id[:64]!r} of yours", hint="See sessions()")
-        return RemoteSession(self, session_id, [])
-
-    async def sessions(self) -> list[SessionInfo]:
-        """Return the caller's sessions that are open or sleep."""
-        answer = await self.call("list_sessions", {})
-        return [SessionInfo.model_validate(info) for info in answer["sessions"]]
-
-    def execution(self, execution_id: str) -> ExecutionHandle:
-        """Return an execution of the caller by its id, also one from before this connection or a restart."""
-        return RemoteExecution(self, execution_id)
 
 
 # A server that makes its environment for the first session does not answer for minutes.
@@ -77,7 +37,7 @@ async def connect(server: Target, *, api_key: str | None = None) -> AsyncGenerat
     failure: Exception | None = None
     async with _open_client(server, api_key) as client:
         try:
-            yield RemoteServer(client)
+            yield RemoteServer(McpEngine(client))
         except Exception as error:  # noqa: BLE001 — raised below: the client's task groups would wrap it in groups
             failure = error
     if failure is not None:
@@ -108,7 +68,7 @@ def _credentials(api_key: str | None) -> dict[str, str]:
 
 
 async def _decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Decline a question outside a call of ours, which nobody can answer. `session.py` answers those of cells."""
+    """Decline a question outside a call of ours, which nobody can answer. session handles answer those of cells."""
     return ElicitResult(action="decline")
 
 

@@ -1,4 +1,4 @@
-"""The Python API for programs without `async`: the sessions of `api.py` and `client/`, called through a portal.
+"""The Python API for programs without `async`: the handles of `handles.py`, called through a portal.
 
 A portal is an event loop in a thread of its own (anyio's). Every method here calls the one of the same name there and
 waits for it; nothing else is done, so that there is one implementation of what sessions do.
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from belljar.handles import ExecutionHandle, OnInput, OutputStream, SessionHandle
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
+from belljar.python.handles import ExecutionHandle, OnInput, OutputStream, SessionHandle
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ async def _open(
 ) -> AsyncGenerator[SessionHandle]:
     # Each way imports what the other never needs.
     if server:
-        from belljar.client import connect
+        from belljar.python.remote import connect
 
         if settings is not None or flags:
             raise TypeError("settings are the server's own: pass none of them together with server")
         async with connect(server, api_key=api_key) as remote, remote.open_session(environment) as handle:
             yield handle
         return
-    from belljar.api import open_session
+    from belljar.python.local import open_session
 
     if api_key is not None:
         raise TypeError("api_key is the key of a server: pass its URL as server")
