@@ -43,13 +43,13 @@ _DIRECTIVE: Final = re.compile(r"%(?:\((?P<name>\w+)\))?[-#0 +]*+(?:\*|\d++)?(?:
 _current: ContextVar[dict[str, str] | None] = ContextVar("belljar_log_ids", default=None)
 
 
-def configure(level: str, form: Format, stream: TextIO | None = None) -> None:
-    """Log to stderr from here on; called once in a process."""
+def configure(level: str, form: Format, stream: TextIO | None = None, *, worker: int = 0) -> None:
+    """Log to stderr from here on, as the worker of that number if it is one; called once in a process."""
     chosen = stream or sys.stderr
     handler = logging.StreamHandler(chosen)
     handler.addFilter(_is_for_the_log)
     handler.addFilter(_Repetitions())
-    formatter = JsonLines() if form == "json" else TextLines()
+    formatter = JsonLines(worker) if form == "json" else TextLines(worker)
     handler.setFormatter(WithPriorities(formatter) if is_read_by_systemd(chosen) else formatter)
     logging.basicConfig(level=level, handlers=[handler])
 
@@ -100,18 +100,26 @@ class WithPriorities(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Formatter of lines for people: level, logger, message."""
+    """Formatter of lines for people: level, logger, message; before them which of several servers says so."""
+
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__()
+        self._prefix = f"[{worker}] " if worker else ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and below it where an exception was raised."""
         # Control characters are escaped, because a line break in the message could make it look like two lines.
         message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], _message(record))
-        line = f"{record.levelname} {record.name}: {message}"
+        line = f"{self._prefix}{record.levelname} {record.name}: {message}"
         return "\n".join([line, *_raised(record)])
 
 
 class JsonLines(logging.Formatter):
     """Formatter of lines for programs: one JSON object each."""
+
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__()
+        self._worker = {"worker": worker} if worker else {}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object; it has `exception` when one was raised."""
@@ -120,6 +128,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": _message(record),
+            **self._worker,
             **(_current.get() or {}),
             **{name: getattr(record, name) for name in ID_FIELDS if hasattr(record, name)},
             **tracing.current_ids(),

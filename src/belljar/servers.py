@@ -57,8 +57,9 @@ class Run:
 
 def machine_of(data_directory: Path) -> Path | None:
     """Return the data directory of the first of several servers of one machine; None where a server is alone."""
-    if data_directory.parent.name == WORKERS:
-        return data_directory.parent.parent
+    above, machine = data_directory.parent, data_directory.parent.parent
+    if above.name == WORKERS and data_directory.name.isdecimal() and (machine / "runs").is_dir():
+        return machine
     return data_directory if (data_directory / WORKERS).is_dir() else None
 
 
@@ -66,6 +67,11 @@ def http_sockets(data_directory: Path, run: str = "*") -> list[Path]:
     """Return the sockets of the servers of a machine: of a data directory, and of those of its workers."""
     paths = [f"runs/{run}/{HTTP_SOCKET}", f"{WORKERS}/*/runs/{run}/{HTTP_SOCKET}"]
     return sorted(found for path in paths for found in data_directory.glob(path))
+
+
+def shared_folder(data_directory: Path) -> Path:
+    """Return the data directory of what all servers of a machine share: environments, skills, people's workspaces."""
+    return machine_of(data_directory) or data_directory
 
 
 @contextmanager

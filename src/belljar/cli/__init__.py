@@ -49,7 +49,7 @@ class CommandGroup:
 # A new command is a file in this package and a line in this table.
 COMMANDS: dict[str, CommandEntry] = {
     "serve": CommandEntry(
-        "serve:command",
+        "workers:command",
         "Serve MCP over stdio, or over HTTP with --http HOST:PORT.",
         elsewhere="elsewhere:serve_command",
     ),

@@ -5,7 +5,6 @@ port 8000; a key where none is set, made once and shown once; the strongest sand
 allow. What the variables say goes first. All that it prints goes to stderr, because stdout may carry the protocol.
 """
 
-import asyncio
 import json
 import os
 import secrets
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from belljar.cli.serve import serve
+from belljar.cli.workers import start
 from belljar.errors import SandboxUnavailable, SettingsError
 from belljar.files.private import open_data_directory
 from belljar.sandboxes import ask_checks, providers
@@ -56,7 +55,7 @@ def command(
     flags: dict[str, Any] = {"sandbox": choose_sandbox(settings)}
     if settings.http or not is_spoken_to(sys.stdin.fileno()):
         flags |= listening_flags(settings)
-    asyncio.run(serve(load_command_settings(flags)))
+    start(flags)
 
 
 def is_spoken_to(descriptor: int) -> bool:

@@ -1,6 +1,6 @@
-"""`belljar serve`: the MCP server over stdio or HTTP, until its client or its operator ends it.
+"""One server of `belljar serve`: MCP over stdio or HTTP, until its client or its operator ends it.
 
-Everything that the command prints goes to stderr, because stdout carries the protocol.
+Everything that it prints goes to stderr, because stdout carries the protocol.
 """
 
 import asyncio
@@ -12,10 +12,8 @@ import sys
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import typer
 
 from belljar import logs
 from belljar.environments import prepare
@@ -23,7 +21,7 @@ from belljar.executions.admission import descriptor_limit, most_sessions
 from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import is_in_image
 from belljar.servers import machine_of, tell_address
-from belljar.settings import Settings, load_with_env_file
+from belljar.settings import Settings
 from belljar.surfaces.executor import from_variables
 from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
 from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http, told_address
@@ -31,6 +29,7 @@ from belljar.surfaces.server import build_http_app, build_server
 from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.surfaces.stdio import serve_stdio
 from belljar.surfaces.tls import tls_context
+from belljar.toolbox.server_config import stdio_servers
 
 if TYPE_CHECKING:
     from belljar.console.server import ServedConsole
@@ -64,48 +63,24 @@ class StopRequest:
         self.asked.set()
 
 
-def command(
-    http: Annotated[str | None, typer.Option(help="HOST:PORT to serve over HTTP; stdio without it.")] = None,
-    sandbox: Annotated[
-        str | None,
-        typer.Option(help="namespace, container, gvisor, microvm, process, or one of an installed package."),
-    ] = None,
-    environment: Annotated[str | None, typer.Option(help="Environment of sessions.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="GPUs of sessions: all, or indices and uuids with commas.")] = None,
-    surface: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Surface to serve; repeatable.")] = None,
-    mcp_config: Annotated[str | None, typer.Option(help="File that lists the MCP servers of the toolbox.")] = None,
-    policy: Annotated[str | None, typer.Option(help="File of guardrails: what tools and code are allowed.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
-) -> None:
-    """Serve MCP over stdio, or over HTTP with --http HOST:PORT."""
-    flags = {
-        "http": http,
-        "sandbox": sandbox,
-        "environment": environment,
-        "gpus": gpus,
-        "surfaces": surface or None,
-        "mcp_config": mcp_config,
-        "policy": policy,
-        "log_level": log_level,
-    }
-    asyncio.run(serve(*load_with_env_file(flags)))
+async def serve(settings: Settings, env_file: str = "", worker: int = 0) -> None:
+    """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env.
 
-
-async def serve(settings: Settings, env_file: str = "") -> None:
-    """Serve over HTTP where the settings name an address, else over stdio; `env_file` says what was read of a .env."""
-    logs.configure(settings.log_level, settings.log_format)
+    `worker` is its number where it is one of several at that address; the first speaks for all.
+    """
+    logs.configure(settings.log_level, settings.log_format, worker=worker)
     _raise_descriptor_limit(settings)
     if env_file:
         log.info("%s", env_file)
     if settings.http:
         check_bind(settings)
-        if warning := proxy_warning(settings):
+        if worker <= 1 and (warning := proxy_warning(settings)):
             log.warning("%s. %s", warning, PROXY_HINT)
         if settings.environment == "default" and sys.stderr.isatty() and _needs_sessions(settings):
             await prepare(settings, show=True)
     with _stop_on_signals() as stop:
         try:
-            await (_serve_http(settings, stop) if settings.http else _serve_stdio(settings, stop))
+            await (_serve_http(settings, stop, worker) if settings.http else _serve_stdio(settings, stop))
         except asyncio.CancelledError:
             if not stop.asked.is_set():
                 raise
@@ -121,7 +96,7 @@ async def _serve_stdio(settings: Settings, stop: StopRequest) -> None:
         await serve_stdio(server, stop.asked, line_bytes=most_request_bytes(settings))
 
 
-async def _serve_http(settings: Settings, stop: StopRequest) -> None:
+async def _serve_http(settings: Settings, stop: StopRequest, worker: int) -> None:
     # Imported here, because a server that speaks stdio has no console of its own.
     from belljar.console.server import open_console
 
@@ -131,16 +106,23 @@ async def _serve_http(settings: Settings, stop: StopRequest) -> None:
         if stop.asked.is_set():
             return
         fleet = _fleet(runtime)
+        if worker == 1 and (own := stdio_servers(settings)):
+            log.warning(
+                "each worker starts a process of its own of %s, so what one of them remembers the others do not know: "
+                "name servers that keep state by a URL",
+                ", ".join(own),
+            )
         opening = open_console(runtime) if fleet is None else open_console(runtime, fleet.engines, fleet.mark)
         async with opening as console:
             await serve_http(
                 build_http_app(runtime, console.apps if console is not None else None, fleet),
                 host,
                 port,
-                on_ready=partial(_tell_ready, runtime, console),
+                on_ready=partial(_tell_ready, runtime, console, is_silent=worker > 1),
                 log_level=settings.log_level,
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
+                shares_port=worker > 0,
             )
 
 
@@ -197,11 +179,13 @@ def _needs_sessions(settings: Settings) -> bool:
     return settings.surfaces != ["executor"] or from_variables().kind is None
 
 
-def _tell_ready(runtime: Runtime, console: "ServedConsole | None", listening: str) -> None:
+def _tell_ready(runtime: Runtime, console: "ServedConsole | None", listening: str, *, is_silent: bool) -> None:
     url = told_address(runtime.settings, listening)
     tell_address(runtime.settings.data_directory / "runs", runtime.name, url)
     if console is not None:
         console.url, console.public_url = listening, url
+    if is_silent:
+        return
     if runtime.settings.log_format == "json":
         # With JSON logs a program reads stderr, and every line has to be JSON. A log that is kept gets no link.
         log.info("belljar serves MCP at %s/mcp", url)

@@ -25,6 +25,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.file_lock import open_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_folder, make_missing, shown_mode
+from belljar.servers import shared_folder
 from belljar.settings import Settings
 
 # The newest that each Python can have: IPython 8.18 is the last one for 3.9. Sessions hibernate to disk with
@@ -47,7 +48,7 @@ def support_folder(settings: Settings, interpreter: Interpreter) -> Path:
     """Return the support folder for such an interpreter, which need not exist yet."""
     release = ".".join(map(str, interpreter.release))
     key = hashlib.sha256("\0".join((interpreter.tag, release, *REQUIREMENTS)).encode()).hexdigest()[:12]
-    return settings.data_directory / "support" / f"python{release}-{key}"
+    return shared_folder(settings.data_directory) / "support" / f"python{release}-{key}"
 
 
 async def provide(

@@ -31,6 +31,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.file_lock import open_lock, try_lock
 from belljar.files.fd_walk import remove_tree
 from belljar.files.private import make_missing, write_file
+from belljar.servers import shared_folder
 from belljar.settings import Settings
 
 SHARED = "managed"
@@ -87,7 +88,7 @@ def recipe_folder(settings: Settings, recipe: Recipe = DEFAULT) -> Path:
 
 def environments_folder(settings: Settings) -> Path:
     """Return the folder that holds all managed environments."""
-    return settings.data_directory / "environments"
+    return shared_folder(settings.data_directory) / "environments"
 
 
 def interpreter_path(root: Path) -> Path:

@@ -22,6 +22,7 @@ from belljar.file_lock import hold_lock
 from belljar.files.names import shown
 from belljar.files.private import make_missing, write_file
 from belljar.files.workspace import FolderScan, Workspace
+from belljar.servers import shared_folder
 from belljar.settings import MEBIBYTE, Settings
 
 MAX_FILES = 5_000
@@ -125,7 +126,7 @@ def open_owner_folders(settings: Settings) -> OwnerFolders | None:
     """Return the owners' folders of a server; None where the setting `workspace` is off."""
     if settings.workspace == "off":
         return None
-    folder = Path(settings.workspace_directory or settings.data_directory / "workspaces")
+    folder = Path(settings.workspace_directory or shared_folder(settings.data_directory) / "workspaces")
     return OwnerFolders(folder, limit_mb=settings.workspace_mb)
 
 

@@ -3,7 +3,7 @@
 import keyword
 import re
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -22,6 +22,8 @@ from belljar.egress.rules import PACKAGES, parse_rule
 
 NONE = "none"
 """How files and variables write that there is no limit; in Python, None."""
+
+MOST_WORKERS = 64
 
 _CHANNEL = re.compile(r"(https?://|file:///|/|~/)[^\s]{1,500}|[A-Za-z0-9][A-Za-z0-9._/-]{0,100}")
 _SAME_NAMES = {("interpreter", "azure-mcp"): "new_session and download_file"}
@@ -212,9 +214,17 @@ def _none_spelled(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == NONE else value
 
 
+def _worker_count(value: object) -> object:
+    text = str(value).strip().lower()
+    if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_WORKERS):
+        raise ValueError(f'it should be a whole number from 1 to {MOST_WORKERS}, or "auto"')
+    return text if text == "auto" else int(text)
+
+
 Directory = Annotated[Path, AfterValidator(_absolute)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Gpus = Annotated[list[str], BeforeValidator(gpu_list), AfterValidator(checked_gpus)]
 """GPUs of the host by index or uuid; empty for none, `["all"]` for all."""
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_worker_count)]
 Count = Annotated[int | None, BeforeValidator(_none_spelled)]
 Share = Annotated[float | None, BeforeValidator(_none_spelled)]

@@ -19,6 +19,7 @@ from belljar.settings.kinds import (
     Gpus,
     Seconds,
     Share,
+    Workers,
     absolute_file,
     checked_address,
     checked_channel,
@@ -277,6 +278,13 @@ class Settings(BaseSettings):
         "",
         description="Serve streamable HTTP at this `HOST:PORT`; empty means stdio.",
         json_schema_extra={"allowed": "HOST:PORT, or empty text"},
+    )
+    workers: Workers = Field(
+        1,
+        description="Servers at that address, each with sessions of its own that every connection reaches; they divide "
+        "`max_sessions`, `max_running`, `max_waiting`, `max_connections`, `pool_size` and `gpu_contexts`; `auto` is "
+        "one for two processors, at most 32.",
+        json_schema_extra={"allowed": 'a whole number from 1 to 64, or "auto"'},
     )
     api_keys: list[Annotated[SecretStr, AfterValidator(checked_key)]] = Field(
         [],

@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from belljar.errors import SettingsError
+from belljar.servers import shared_folder
 from belljar.settings import Settings
 from belljar.skills.format import MAIN, BadSkill, SkillFile, described, findings, module_name, read_front_matter, walk
 from belljar.skills.front_matter import BadFrontMatter
@@ -241,7 +242,7 @@ def open_library(settings: Settings, *, has_tools: bool) -> SkillLibrary | None:
     can_save = settings.skills == "on" or (settings.skills == "auto" and (has_tools or bool(settings.skills_directory)))
     if not settings.skills_directory and not can_save:
         return None
-    store = SkillStore(settings.data_directory, limit_mb=settings.skills_mb) if can_save else None
+    store = SkillStore(shared_folder(settings.data_directory), limit_mb=settings.skills_mb) if can_save else None
     if not settings.skills_directory:
         return SkillLibrary(None, store)
     folder = Path(settings.skills_directory).resolve()

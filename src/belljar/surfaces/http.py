@@ -281,12 +281,14 @@ async def serve_http(
     log_level: str = "INFO",
     max_connections: int = 256,
     tls: ssl.SSLContext | None = None,
+    shares_port: bool = False,
 ) -> None:
     """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are accepted.
 
+    With `shares_port`, other servers may listen there as well, and Linux spreads connections over all of them.
     Answers under way have a few seconds to end and are then cut off, so that an open stream cannot delay the end.
     """
-    with await _open_listener(host, port) as listener:
+    with await _open_listener(host, port, shares_port=shares_port) as listener:
         url = f"{'https' if tls else 'http'}://{_in_url(host)}:{listener.getsockname()[1]}"
         connections = ConnectionLimiter(connection_limit(max_connections))
         config = uvicorn.Config(
@@ -310,13 +312,19 @@ async def serve_http(
             await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
 
 
-async def _open_listener(host: str, port: int) -> socket.socket:
+async def _open_listener(host: str, port: int, *, shares_port: bool) -> socket.socket:
     try:
         addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         # "localhost" may have addresses of both families; more clients try 127.0.0.1 only than ::1 only.
         family, _, _, _, address = min(addresses, key=lambda found: found[0] != socket.AF_INET)
         is_dual = family == socket.AF_INET6 and _is_wildcard(host) and socket.has_dualstack_ipv6()
-        listener = socket.create_server(address[:2], family=family, backlog=ACCEPTED_AT_ONCE, dualstack_ipv6=is_dual)
+        listener = socket.create_server(
+            address[:2],
+            family=family,
+            backlog=ACCEPTED_AT_ONCE,
+            reuse_port=shares_port,
+            dualstack_ipv6=is_dual,
+        )
     except OSError as error:
         raise SettingsError(
             f"Cannot listen on {_in_url(host)}:{port}: {error.strerror or error}",

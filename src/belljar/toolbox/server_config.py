@@ -139,6 +139,11 @@ def load_servers(settings: Settings) -> dict[str, ServerConfig]:
     return found
 
 
+def stdio_servers(settings: Settings) -> list[str]:
+    """Return the names of the configured servers that are processes of ours."""
+    return [name for name, server in load_servers(settings).items() if isinstance(server, StdioServer)]
+
+
 def _apart(server: ServerConfig, downloads: Path) -> ServerConfig:
     """Return the server, never running among files that sessions left, because npx and the like run what lies there."""
     if isinstance(server, StdioServer) and not server.folder and Path.cwd().is_relative_to(downloads.resolve()):
