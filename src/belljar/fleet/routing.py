@@ -119,9 +119,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request here or at the server that it is for."""
-        if not self._peers.numbers - {self._peers.number}:
-            await self._app(scope, receive, send)
-        elif hops_of(scope) > MOST_HOPS:
+        if hops_of(scope) > MOST_HOPS:
             await _refuse(Busy("this request goes round in circles between servers"), None, scope, receive, send)
         elif scope["path"].startswith(_OF_BROWSERS):
             await self._route_browser(scope, receive, send)
@@ -143,6 +141,8 @@ class Router:
 
     async def _route_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION_HEADER), "")
+        if session and not session.startswith(self._fleet.mark) and self._peers.by_mark(session) is None:
+            await self._peers.look()  # its server may have started a moment ago
         if session and self._peers.by_mark(session) is not None:
             await self._route(Named(mark=session), None, None, scope, receive, send)
             return
