@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,7 +88,13 @@ def _environment() -> Any:
         auto_reload=False,
     )
     environment.globals["static"] = static_url
-    environment.globals |= {"ago": ago, "until": until, "spark": spark_points, "export_formats": EXPORT_FORMATS}
+    environment.globals |= {
+        "ago": ago,
+        "until": until,
+        "spark": spark,
+        "curve": curve,
+        "export_formats": EXPORT_FORMATS,
+    }
     environment.filters["bytes"] = size_text
     environment.filters["duration"] = duration_text
     environment.filters["short"] = short
@@ -157,12 +164,21 @@ def _rough(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
-def spark_points(values: list[float], width: int = 96, height: int = 20, most: float = 0.001) -> str:
-    """Return the points of a line through values, for a picture of this size that reaches up to `most` at least."""
+def spark(name: str, values: list[float], most: float = 0.001) -> Any:
+    """Return a small picture of how a value went, which reaches up to `most` at least; nothing of a single value."""
     if len(values) < 2:
         return ""
-    most = max(*values, most)
+    width, height, most = 72, 16, max(*values, most)
     step = width / (len(values) - 1)
-    return " ".join(
+    points = " ".join(
         f"{place * step:.1f},{height - 1 - value / most * (height - 2):.1f}" for place, value in enumerate(values)
     )
+    return markup(
+        f'<svg class="spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(name)} over the last minutes"><polyline points="{points}"/></svg>'
+    )
+
+
+def curve(name: str, value: str, history: list[float], most: float = 0.001) -> Any:
+    """Return a small curve with its name and its present value."""
+    return markup(f'<span class="curve">{escape(name)} {spark(name, history, most)} <b>{escape(value)}</b></span>')

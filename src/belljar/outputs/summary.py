@@ -216,7 +216,7 @@ class Summary:
             case "result":
                 self.result = event.text if event.data.get("has_text") else None
                 self._result_cut = _cut_of(event)
-                self._rich_result = event.display
+                self._rich_result = event.display if "display" in event.data else None
             case "error":
                 self.error = event.text
                 self.traceback = event.traceback
