@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from uv import find_uv_bin
 
 from belljar.models import ExecutionResult
-from belljar.settings.env_file import apply_env_file
+from belljar.settings.sources import apply_env_file
 
 TIME = "mcp-server-time"
 SQLITE = "mcp-server-sqlite"

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import JsonValue
 
+from belljar.engine.called import CalledEngine
 from belljar.engine.contract import Access, Engine, SessionFilter, cursor_of
 from belljar.engine.models import (
     ConsoleLink,
@@ -25,7 +26,7 @@ from belljar.engine.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.engine.remote import CalledEngine, RemoteEngine, ServerGone
+from belljar.engine.remote import RemoteEngine, ServerGone
 from belljar.errors import (
     BelljarError,
     EngineError,

@@ -25,6 +25,7 @@ from mcp.types import (
 )
 from pydantic import JsonValue, ValidationError
 
+from belljar.engine.called import CalledEngine
 from belljar.engine.contract import MAX_WAIT_S, Access, Asks
 from belljar.engine.models import (
     ClientQuestion,
@@ -37,7 +38,6 @@ from belljar.engine.models import (
     Step,
     Submitted,
 )
-from belljar.engine.remote import CalledEngine
 from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, named_error
 from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork, SessionInfo
 
