@@ -1,7 +1,7 @@
 """How much of belljar one call passes on the host: its files, its classes, its functions.
 
 A real engine with a real sandbox runs in this process and is called by the MCP client in memory, a page by HTTP in
-memory, so the transport (`surfaces/stdio.py`, `surfaces/http.py`) is not counted. Each call is made several times and
+memory, so the transport (`mcp/stdio.py`, `http/app.py`) is not counted. Each call is made several times and
 only what all of them passed counts, because sweeps and watches of the engine may run at the same moment.
 """
 
@@ -26,8 +26,8 @@ from mcp import Client
 
 import belljar
 from belljar.console.server import open_console
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime, open_runtime
-from belljar.surfaces.server import build_server
 from bench.servers import bare_command, new_session
 from bench.stage import Stage, open_stage
 

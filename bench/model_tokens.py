@@ -20,8 +20,8 @@ from typing import Any
 from mcp import Client
 from mcp.types import ElicitResult, TextContent
 
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
-from belljar.surfaces.server import build_server
 from bench.figures import Figure
 from bench.ipykernels import IPyKernel, open_ipykernel
 from bench.registries import kept

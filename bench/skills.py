@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mcp import Client
 
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.skills.format import write_main
-from belljar.surfaces.server import build_server
 from bench.figures import Figure
 from bench.registries import kept
 from bench.stage import Stage

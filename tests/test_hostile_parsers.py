@@ -11,12 +11,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from belljar.console.frames import _document  # pyright: ignore[reportPrivateUsage]
 from belljar.errors import BelljarError
+from belljar.http import jsonrpc
 from belljar.outputs import terminal_text, tracebacks
 from belljar.outputs.export_formats import as_python
 from belljar.outputs.html import highlighted
 from belljar.policy.cell_syntax import Unreadable, read_cell
 from belljar.skills import front_matter
-from belljar.surfaces import jsonrpc
 from belljar.toolbox import session_server
 from hostile_texts import slow_texts
 

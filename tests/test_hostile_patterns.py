@@ -216,7 +216,7 @@ def test_patterns_are_found_in_modules_in_tables_and_in_functions(patterns: list
     places = {found.place for found in patterns}
     assert len(places) > 130
     assert {"belljar.outputs.tracebacks._FILE", "belljar.skills.front_matter._SCALARS"} <= places
-    assert any(place.startswith("surfaces/rest.py:") for place in places)
+    assert any(place.startswith("http/api.py:") for place in places)
 
 
 def test_no_pattern_takes_more_than_three_times_as_long_for_twice_the_text(patterns: list[Found]) -> None:

@@ -21,10 +21,10 @@ from hypothesis import strategies as some
 from belljar import ipc
 from belljar.control import ServerAnswer, ask_servers
 from belljar.environments import Environment
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.inside.supervisor.packets import MAX_DESCRIPTORS, PACKET_BYTES, Unreceived, receive
 from belljar.provisioning.request_server import PackageReply, open_package_server
 from belljar.supervisor.client import GONE, SupervisorConnection
-from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.toolbox.broker import Broker, ToolCatalogue
 from belljar.toolbox.fair_share import FairShares
 from belljar.toolbox.session_server import SearchMessage, open_tool_server

@@ -18,9 +18,9 @@ from mcp import Client
 from mcp.types import CallToolResult, ImageContent, TextContent
 from PIL import Image
 
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.settings import load_settings
-from belljar.surfaces.server import build_server
 
 HERE = Path(__file__).parent
 SALES = "region,amount\nnorth,120\nsouth,340\nnorth,90\nwest,210\nsouth,60\n"

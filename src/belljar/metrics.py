@@ -1,6 +1,6 @@
 """What this process has done, in numbers: counters and histograms that the other packages add to.
 
-Plain numbers in memory, always on: adding takes half a microsecond. `surfaces/operations.py` shows them; what can be
+Plain numbers in memory, always on: adding takes half a microsecond. `http/health.py` shows them; what can be
 counted when it is asked for (sessions, memory) is not kept here. A label takes one of a few known values: never an id,
 a principal, a name from a call or anything else without bounds.
 

@@ -23,11 +23,11 @@ from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.questions.models import QuestionReply
 from belljar.runtime import Runtime
 from belljar.servers import HTTP_SOCKET
 from belljar.sessions.session import Session
-from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 from waiting import until
 

@@ -13,6 +13,7 @@ from belljar.attachments.local import MAX_WAITING_BYTES, CommViews
 from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.kernels.ipython import IPythonKernel
 from belljar.outputs.events import CommMessage
 from belljar.questions.models import QuestionReply
@@ -20,7 +21,6 @@ from belljar.runtime import Runtime
 from belljar.sessions import session_kernel
 from belljar.sessions.endings import save_and_end
 from belljar.sessions.session import Session
-from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 
 pytest.importorskip("ipywidgets", reason="ipywidgets is not installed beside belljar, where these sessions run")

@@ -18,10 +18,10 @@ from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourc
 from belljar.azure.azure_mcp import pool_environment
 from belljar.environments import Environment
 from belljar.errors import PoolUnavailable, SettingsError
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.settings.kinds import unmixed
-from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 KEYS = {"ada": "key-of-ada-0123456789", "bob": "key-of-bob-0123456789"}

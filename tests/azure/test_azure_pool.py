@@ -19,9 +19,9 @@ from belljar.azure.pool.credentials import TokenCredential
 from belljar.azure.pool.routes import OLDER_VERSIONS, check_pool
 from belljar.environments import Environment
 from belljar.errors import CopyRefused, InvalidArgument, PoolUnavailable, SettingsError
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.settings import Settings, load_settings
-from belljar.surfaces.server import build_server
 from certificates import make_certificate
 from live_server import live_server
 from waiting import until

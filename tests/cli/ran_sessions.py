@@ -7,11 +7,11 @@ import anyio
 
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.sessions.session import Session
 from belljar.settings import Settings
-from belljar.surfaces.server_socket import open_reachable_runtime
 from shared_environment import settings_with
 
 

@@ -15,9 +15,9 @@ from belljar.cli import container, doctor
 from belljar.cli.container import choose_sandbox, is_spoken_to, listening_flags
 from belljar.cli.findings import HostFinding
 from belljar.errors import SandboxUnavailable
+from belljar.http.app import check_bind, transport_security
 from belljar.sandboxes.base import HostCheck
 from belljar.settings import Settings, load_settings
-from belljar.surfaces.http import check_bind, transport_security
 
 Run = Callable[..., Any]
 

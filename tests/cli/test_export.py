@@ -22,10 +22,10 @@ from ran_sessions import Ran, execute, ran, settings_in
 import belljar as package
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.journal.journal import open_journal
 from belljar.journal.schema import VERSION
 from belljar.journal.session_records import SessionRecords
-from belljar.surfaces.server_socket import open_reachable_runtime
 from serving_process import http_server, serve_over_http
 
 Run = Callable[..., Any]

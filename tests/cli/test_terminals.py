@@ -18,7 +18,7 @@ from ran_sessions import execute, settings_in
 
 from belljar.cli.streams import one_line, shown_output
 from belljar.environments import Environment
-from belljar.surfaces.server_socket import open_reachable_runtime
+from belljar.http.server_socket import open_reachable_runtime
 from live_server import clean_environment
 from serving_process import COLD, serve_command, variables
 

@@ -14,9 +14,9 @@ from mcp import StdioServerParameters
 import belljar
 from belljar.environments import Environment
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, Unauthorized
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.settings import load_settings
-from belljar.surfaces.server import build_server
 from live_server import READY, clean_environment, live_server
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,10 @@ from fixture_conversations import add_conversations
 from fixture_questions import add_questions
 from fixture_tasks import add_tasks
 
+from belljar.http.app import build_app, check_bind, parse_bind, serve_http
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.settings import load_settings
-from belljar.surfaces.http import build_app, check_bind, parse_bind, serve_http
-from belljar.surfaces.server import build_server
 
 
 async def main() -> None:

@@ -8,10 +8,10 @@ from mcp.server.mcpserver.server import require_client_extension
 from mcp.types import CallToolResult, InputRequiredResult, TextContent
 
 from belljar.executions.cell import make_cell
+from belljar.mcp.execution_wait import leave_as_task
+from belljar.mcp.interpreter import InterpreterSurface
+from belljar.mcp.tasks_extension import IDENTIFIER
 from belljar.runtime import Runtime
-from belljar.surfaces.execution_wait import leave_as_task
-from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.tasks_extension import IDENTIFIER
 from belljar.workflows.tools import WorkflowTools
 
 Ctx = Context[Any, Any]

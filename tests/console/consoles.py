@@ -14,9 +14,9 @@ from calls import Caller, connected, opened_runtime
 
 from belljar.console.server import ServedConsole, open_console
 from belljar.environments import Environment
+from belljar.http.app import serve_http
+from belljar.mcp.server import build_http_app
 from belljar.runtime import Runtime
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.server import build_http_app
 
 
 @dataclass

@@ -16,8 +16,8 @@ from belljar.console.forms import form_fields
 from belljar.console.frames import _follows_theme
 from belljar.console.server import ServedConsole
 from belljar.environments import Environment
+from belljar.http.auth.browser import BrowserSignIn, FailedSignIns
 from belljar.settings import hash_key
-from belljar.surfaces.auth.browser import BrowserSignIn, FailedSignIns
 from waiting import until
 
 pytestmark = pytest.mark.anyio

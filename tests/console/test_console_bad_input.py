@@ -20,8 +20,8 @@ from consoles import Place, events, opened_place
 from playwright.async_api import Browser, expect
 
 from belljar.environments import Environment
+from belljar.http.auth.browser import FailedSignIns
 from belljar.settings import hash_key
-from belljar.surfaces.auth.browser import FailedSignIns
 from waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -21,9 +21,9 @@ from belljar.console import templating
 from belljar.console.app import PATHS
 from belljar.console.guard import ENTER, STATIC
 from belljar.environments import Environment
+from belljar.http.auth import browser as browsers
+from belljar.http.auth.code_flow import CALLBACK
 from belljar.settings import hash_key
-from belljar.surfaces.auth import browser as browsers
-from belljar.surfaces.auth.code_flow import CALLBACK
 
 pytestmark = pytest.mark.anyio
 

@@ -171,8 +171,8 @@ def test_the_template_has_what_the_article_needs_and_its_outputs_are_the_variabl
 
 
 def test_the_containers_variables_are_settings_that_belljar_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from belljar.http.app import check_bind
     from belljar.settings import load_settings, unknown_variables
-    from belljar.surfaces.http import check_bind
 
     text = (KIT / "main.bicep").read_text()
     pairs = re.findall(r"name: '(BELLJAR_\w+)'\s+value: '([^']*)'", text)

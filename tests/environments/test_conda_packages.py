@@ -33,10 +33,10 @@ from belljar.environments.installed_check import check_installed, modules_of
 from belljar.environments.installs import InstallOutcome, PackageChange, as_fields, check_requirements, install
 from belljar.environments.uv import OpenUv, open_uv_on_host
 from belljar.errors import EnvironmentBroken, InvalidArgument, SettingsError
+from belljar.mcp.server import build_server
 from belljar.python.local import open_engine
 from belljar.runtime import open_runtime
 from belljar.settings import EnvironmentEntry, Settings
-from belljar.surfaces.server import build_server
 from local_index import LocalIndex
 from shared_environment import settings_with, share_support
 from uv_sandboxes import open_uv_sandbox

@@ -14,11 +14,11 @@ from belljar.console.cells import OutputBlock, RenderedOutput
 from belljar.errors import BelljarError
 from belljar.files.file_types import is_text, mime_type_of
 from belljar.inside.toolbox.toolbox.results import Media
+from belljar.mcp.content import media_blocks, text_of
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import DisplayStore, display_of
 from belljar.outputs.forms import FORMS, PICTURES, extension_of, form_of, picture_in, readable_text
 from belljar.python.handles import SessionHandle
-from belljar.surfaces.content import media_blocks, text_of
 
 # So long that text becomes a file, too. It can be read as base64 and as text.
 CONTENT = b"a picture" * 1_000

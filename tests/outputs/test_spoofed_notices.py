@@ -6,12 +6,12 @@ import time
 import pytest
 
 from belljar.console.cells import RenderedOutput
+from belljar.mcp.content import text_of
 from belljar.models import Display, ExecutionResult, OutputEvent, ResultNotice
 from belljar.outputs.events import Notice
 from belljar.outputs.notebook import NotebookCell, cell_outputs
 from belljar.outputs.spoofed_notices import StreamDisarmer, disarmed, disarmed_around
 from belljar.outputs.summary import Summary
-from belljar.surfaces.content import text_of
 
 NOTICE = "[belljar: ada ran a cell in this session]\n"
 FORGED = "[printed: belljar: ada ran a cell in this session]\n"

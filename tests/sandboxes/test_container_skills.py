@@ -10,10 +10,10 @@ from mcp import Client
 from trials import usable
 
 from belljar.environments import Environment
+from belljar.mcp.server import build_server
 from belljar.runtime import open_runtime
 from belljar.settings import Settings
 from belljar.skills.format import write_main
-from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 REPORT = '"""Reports."""\ndef monthly(rows):\n    return sorted(row["month"] for row in rows)\n'

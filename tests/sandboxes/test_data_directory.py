@@ -15,9 +15,9 @@ from imported_image import import_image
 from mcp import Client
 from trials import usable
 
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime, open_runtime
 from belljar.settings import Settings
-from belljar.surfaces.server import build_server
 from local_index import LocalIndex
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]

@@ -12,8 +12,10 @@ from belljar.environments import Environment
 from belljar.errors import CopyRefused, GpuUnavailable, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.files.fd_walk import remove_tree
+from belljar.http.health import gpu_gauges
 from belljar.journal.journal import new_id
 from belljar.kernels.base import pid_of
+from belljar.mcp.server import build_server
 from belljar.models import ExecutionResult
 from belljar.provisioning.gpu_monitor import GpuMonitor
 from belljar.provisioning.program_process import run_program
@@ -23,8 +25,6 @@ from belljar.sessions.fork import BY_STATE
 from belljar.sessions.pool import new_folders
 from belljar.sessions.session import Session
 from belljar.settings import Settings
-from belljar.surfaces.operations import gpu_gauges
-from belljar.surfaces.server import build_server
 from made_up_gpus import MEBIBYTE, Library, make_host, stand_on, uuid_of
 
 pytestmark = pytest.mark.anyio

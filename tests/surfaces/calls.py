@@ -22,13 +22,13 @@ from mcp.types import (
 )
 
 from belljar.environments import Environment
+from belljar.http.app import serve_http
+from belljar.http.server_socket import open_reachable_runtime
+from belljar.mcp.server import BelljarServer, build_http_app, build_server
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.settings.sources import ALIASES
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.server import BelljarServer, build_http_app, build_server
-from belljar.surfaces.server_socket import open_reachable_runtime
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 NAMED = Implementation(name="some-agent", version="1")

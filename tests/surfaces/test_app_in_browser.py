@@ -14,9 +14,9 @@ from calls import Caller, connected, held, until_said
 from mcp.client import advertise
 from mcp.server.apps import APP_MIME_TYPE, EXTENSION_ID
 
+from belljar.mcp.apps_extension import APP_TOOL as TOOL
+from belljar.mcp.apps_extension import APP_URI as URI
 from belljar.runtime import Runtime
-from belljar.surfaces.apps_extension import APP_TOOL as TOOL
-from belljar.surfaces.apps_extension import APP_URI as URI
 from registry_packages import Unreachable, node, npm_folder
 from shared_environment import shared_settings
 

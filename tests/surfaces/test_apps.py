@@ -11,10 +11,10 @@ from mcp.client import advertise
 from mcp.server.apps import APP_MIME_TYPE, EXTENSION_ID
 
 from belljar.executions.cell import Cell
+from belljar.mcp.apps_extension import APP_TOOL as TOOL
+from belljar.mcp.apps_extension import APP_URI as URI
+from belljar.mcp.apps_extension import MAX_CELLS
 from belljar.runtime import Runtime
-from belljar.surfaces.apps_extension import APP_TOOL as TOOL
-from belljar.surfaces.apps_extension import APP_URI as URI
-from belljar.surfaces.apps_extension import MAX_CELLS
 
 pytestmark = pytest.mark.anyio
 DRAWS = advertise(EXTENSION_ID, {"mimeTypes": [APP_MIME_TYPE]})

@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from belljar.errors import SettingsError
+from belljar.http.auth import AuthConfig, JwtVerifier, KeyVerifier, build_auth, current_principal
 from belljar.settings import Settings, hash_key
-from belljar.surfaces.auth import AuthConfig, JwtVerifier, KeyVerifier, build_auth, current_principal
 
 KEY = "k" * 40
 OTHER_KEY = "o" * 40

@@ -13,8 +13,8 @@ from mcp import Client
 
 from belljar.environments import Environment
 from belljar.executions.execution import Execution
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime
-from belljar.surfaces.server import build_server
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -27,10 +27,10 @@ from uvicorn.server import ServerState
 
 from belljar import logs
 from belljar.environments import Environment
-from belljar.surfaces import connections
-from belljar.surfaces.connections import ConnectionLimiter, connection_limit
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.operations import health
+from belljar.http import connections
+from belljar.http.app import serve_http
+from belljar.http.connections import ConnectionLimiter, connection_limit
+from belljar.http.health import health
 from serving_process import COLD, http_server, serve_over_http
 from waiting import until
 
@@ -50,8 +50,8 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from belljar.surfaces import http
-from belljar.surfaces.operations import health
+from belljar.http import app
+from belljar.http.health import health
 
 async def pause(_):
     return PlainTextResponse("pausing", background=BackgroundTask(os.kill, os.getpid(), signal.SIGSTOP))

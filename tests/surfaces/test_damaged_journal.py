@@ -8,8 +8,8 @@ import pytest
 from calls import connected, opened_runtime
 
 from belljar.environments import Environment
+from belljar.http.health import Operations
 from belljar.journal import damage
-from belljar.surfaces.operations import Operations
 from waiting import until
 
 pytestmark = pytest.mark.anyio

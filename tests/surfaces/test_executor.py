@@ -19,10 +19,10 @@ from wires import HELLO, tool_call
 
 from belljar.environments import Environment
 from belljar.errors import BelljarError, SettingsError
+from belljar.mcp.executor import Choice, from_variables
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime
 from belljar.settings import load_settings
-from belljar.surfaces.executor import Choice, from_variables
-from belljar.surfaces.server import build_server
 from live_server import live_server
 from waiting import until
 

@@ -11,8 +11,8 @@ from calls import Caller, connected, text_of
 from tool_cells import runtime_with_tools
 
 from belljar.environments import Environment
+from belljar.http.health import Operations
 from belljar.runtime import Runtime
-from belljar.surfaces.operations import Operations
 from waiting import until
 
 pytestmark = pytest.mark.anyio

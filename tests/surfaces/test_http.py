@@ -27,9 +27,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from belljar.errors import KernelDied, SettingsError
+from belljar.http.app import build_app, check_bind, parse_bind, serve_http, told_address, transport_security
+from belljar.http.auth import current_principal
 from belljar.settings import Settings
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.http import build_app, check_bind, parse_bind, serve_http, told_address, transport_security
 
 ADA, BOB = "a" * 40, "b" * 40
 ADAS_AND_BOBS = [SecretStr(f"ada:{ADA}"), SecretStr(f"bob:{BOB}")]
@@ -481,7 +481,7 @@ import anyio, sys
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from mcp.server import MCPServer
 from belljar.settings import Settings
-from belljar.surfaces.http import build_app, serve_http
+from belljar.http.app import build_app, serve_http
 
 server = MCPServer("slow")
 

@@ -9,13 +9,13 @@ from calls import Caller, connected, opened_runtime, text_of
 
 from belljar.environments import Environment
 from belljar.environments.installed_check import PackageStatus
+from belljar.mcp import tools_list
+from belljar.mcp.content import next_call
+from belljar.mcp.content import text_of as text_of_result
+from belljar.mcp.tools_list import small_schema
 from belljar.models import ExecutionResult, FileReference
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
-from belljar.surfaces import tools_list
-from belljar.surfaces.content import next_call
-from belljar.surfaces.content import text_of as text_of_result
-from belljar.surfaces.tools_list import small_schema
 from waiting import until
 
 anyio = pytest.mark.anyio

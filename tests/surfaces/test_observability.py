@@ -24,14 +24,14 @@ from belljar import metrics
 from belljar.egress.proxy import open_proxy
 from belljar.environments import Environment
 from belljar.errors import SettingsError
+from belljar.http.app import build_app, serve_http
+from belljar.http.forwarded import ProxyNotice
 from belljar.journal.journal import open_journal
+from belljar.mcp.server import build_http_app
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import HostCheck
 from belljar.sandboxes.process import ProcessProvider
 from belljar.settings import load_settings
-from belljar.surfaces.forwarded import ProxyNotice
-from belljar.surfaces.http import build_app, serve_http
-from belljar.surfaces.server import build_http_app
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from mcp.types import JSONRPCNotification, JSONRPCResponse
 from wires import HELLO, tool_call
 
 from belljar.environments import Environment
-from belljar.surfaces.resumable_streams import EventBudgetBytes, Events
+from belljar.http.resumable_streams import EventBudgetBytes, Events
 from serving_process import COLD, http_server, serve_over_http
 
 pytestmark = pytest.mark.anyio

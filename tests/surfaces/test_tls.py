@@ -9,8 +9,8 @@ import pytest
 from belljar.cli import doctor
 from belljar.environments import Environment
 from belljar.errors import SettingsError
+from belljar.http.app import check_bind
 from belljar.settings import Settings
-from belljar.surfaces.http import check_bind
 from certificates import CertificateFiles, make_certificate
 from live_server import READY, clean_environment
 from waiting import until

@@ -14,7 +14,7 @@ from calls import FORKS, opened_runtime
 from mcp import Client
 
 from belljar.environments import Environment
-from belljar.surfaces.server import build_server
+from belljar.mcp.server import build_server
 
 pytestmark = pytest.mark.anyio
 PINNED = Path(__file__).with_name("tool_schemas.json")

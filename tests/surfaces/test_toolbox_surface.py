@@ -10,8 +10,8 @@ from mcp import Client
 from tool_cells import runtime_with_tools
 
 from belljar.environments import Environment
+from belljar.mcp.server import build_server
 from belljar.runtime import Runtime
-from belljar.surfaces.server import build_server
 
 pytestmark = pytest.mark.anyio
 

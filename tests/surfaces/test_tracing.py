@@ -21,9 +21,9 @@ from tool_cells import runtime_with_tools
 
 from belljar import tracing
 from belljar.environments import Environment
+from belljar.http.app import serve_http
+from belljar.mcp.server import build_http_app
 from belljar.runtime import Runtime
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.server import build_http_app
 from waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 from calls import connected, opened_runtime
 
 from belljar.environments import Environment
-from belljar.surfaces.server import build_server
+from belljar.mcp.server import build_server
 
 pytestmark = pytest.mark.anyio
 

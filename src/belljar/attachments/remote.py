@@ -1,6 +1,6 @@
 """Attaching to a session of a running server of the same user, over the server's socket.
 
-Finds the server and the session, and is the client of `surfaces/attachment_api.py`.
+Finds the server and the session, and is the client of `http/attachment_api.py`.
 """
 
 import asyncio

@@ -62,8 +62,8 @@ class AzureProduct(Product):
         from belljar.azure.data_plane.executions import Executions
         from belljar.azure.data_plane.problems import EnvelopedRefusals
         from belljar.azure.data_plane.tools import PlainRpc
-        from belljar.surfaces.http import transport_security
-        from belljar.surfaces.operations import HostGuard
+        from belljar.http.app import transport_security
+        from belljar.http.health import HostGuard
 
         executions = Executions(runtime)
         data_plane = FoundryApp(runtime, executions)

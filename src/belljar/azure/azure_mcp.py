@@ -20,7 +20,12 @@ from belljar.executions.cell import make_cell
 from belljar.files.file_types import file_reference
 from belljar.files.transfer import save_download
 from belljar.files.workspace import Workspace
+from belljar.http.auth import current_principal
 from belljar.journal.journal import has_id_form
+from belljar.mcp.content import media_blocks
+from belljar.mcp.execution_wait import can_ask, follow, stopping_when_cancelled
+from belljar.mcp.file_tools import EMBEDDED_LIMIT_BYTES, embedded
+from belljar.mcp.tools import CHANGES, ENDS, READS, Answer, Ctx, add_tools, connection_of, refusals_as_results
 from belljar.models import ExecutionResult
 from belljar.outputs.spoofed_notices import disarmed
 from belljar.runtime import Runtime
@@ -28,11 +33,6 @@ from belljar.sandboxes.data_path import container_note
 from belljar.sessions.session import Session
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE, check_pool_names, pool_endpoint
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import media_blocks
-from belljar.surfaces.execution_wait import can_ask, follow, stopping_when_cancelled
-from belljar.surfaces.file_tools import EMBEDDED_LIMIT_BYTES, embedded
-from belljar.surfaces.tools import CHANGES, ENDS, READS, Answer, Ctx, add_tools, connection_of, refusals_as_results
 
 LISTED: Final = 2_000
 MAX_CONNECTIONS: Final = 10_000

@@ -60,7 +60,7 @@ async def _open(settings: Settings, *, opens: bool) -> None:
 async def _serve(settings: Settings, *, opens: bool) -> None:
     """Serve a console here, over the sockets of all servers of the data directory, until it is ended."""
     from belljar.console.server import remote_console
-    from belljar.surfaces.http import serve_http
+    from belljar.http.app import serve_http
 
     console, app = remote_console(settings)
 

@@ -32,6 +32,8 @@ from belljar.environments.managed import DEFAULT, is_ready, recipe_folder
 from belljar.environments.package_index import check_index
 from belljar.environments.selection import is_prepared
 from belljar.errors import BelljarError, SandboxUnavailable
+from belljar.http.forwarded import PROXY_HINT, proxy_warning
+from belljar.http.tls import certificate_end, days_left, tls_context
 from belljar.journal.damage import SALVAGE_HINT, FileCheck
 from belljar.journal.journal import new_id
 from belljar.kernels.base import Kernel
@@ -56,8 +58,6 @@ from belljar.settings.azure import AZURE
 from belljar.settings.environments import KERNEL_PREFIX
 from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.settings.sandboxes import installed_sandboxes
-from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
-from belljar.surfaces.tls import certificate_end, days_left, tls_context
 from belljar.toolbox.server_config import load_servers
 
 _MEMORY_HINT = "Lower memory_mb, or raise the limit of the service or container"

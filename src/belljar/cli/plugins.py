@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from belljar.cli.streams import one_line, table
+from belljar.mcp.server import add_surfaces
 from belljar.runtime import open_plugins
 from belljar.settings import load_command_settings
-from belljar.surfaces.server import add_surfaces
 
 
 def command(

@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 from belljar import logs
 from belljar.environments import prepare
 from belljar.executions.admission import descriptor_limit, most_sessions
+from belljar.http.app import check_bind, most_request_bytes, parse_bind, serve_http, told_address
+from belljar.http.forwarded import PROXY_HINT, proxy_warning
+from belljar.http.server_socket import open_reachable_runtime
+from belljar.http.tls import tls_context
+from belljar.mcp.executor import from_variables
+from belljar.mcp.server import build_http_app, build_server
+from belljar.mcp.stdio import serve_stdio
 from belljar.runtime import Runtime
 from belljar.sandboxes.data_path import is_in_image
 from belljar.servers import machine_of, tell_address
 from belljar.settings import Settings
-from belljar.surfaces.executor import from_variables
-from belljar.surfaces.forwarded import PROXY_HINT, proxy_warning
-from belljar.surfaces.http import check_bind, most_request_bytes, parse_bind, serve_http, told_address
-from belljar.surfaces.server import build_http_app, build_server
-from belljar.surfaces.server_socket import open_reachable_runtime
-from belljar.surfaces.stdio import serve_stdio
-from belljar.surfaces.tls import tls_context
 from belljar.toolbox.server_config import stdio_servers
 
 if TYPE_CHECKING:

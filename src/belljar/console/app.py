@@ -20,12 +20,12 @@ from belljar.console.variables import VariablePages
 from belljar.engine.contract import Engine
 from belljar.engine.operations import PREFIX
 from belljar.errors import BelljarError, InvalidArgument, Unauthorized
+from belljar.http.api import RestApi
+from belljar.http.api_operations import problem
+from belljar.http.auth.browser import SIGNED_IN_S, BrowserSignIn
+from belljar.http.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
+from belljar.http.health import exact
 from belljar.settings import Settings
-from belljar.surfaces.api_operations import problem
-from belljar.surfaces.auth.browser import SIGNED_IN_S, BrowserSignIn
-from belljar.surfaces.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
-from belljar.surfaces.operations import exact
-from belljar.surfaces.rest import RestApi
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
 _MAX_FORM_BYTES: Final = 64 * 1024

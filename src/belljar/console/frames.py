@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, Response
 
 from belljar.engine.contract import Access, Engine
 from belljar.errors import BelljarError, ExecutionNotFound, TooLarge
+from belljar.http.api_operations import problem
 from belljar.models import Display, OutputEvent
 from belljar.outputs.forms import DRAWN, FRAMED, MARKDOWN, PAGE, SVG, form_of, pillow_format
 from belljar.outputs.html import TOKENS
 from belljar.outputs.terminal_text import printable
-from belljar.surfaces.api_operations import problem
 
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.[a-z]{1,9})")
 _BY_SUFFIX: Final = {form_of(mime).ending: mime for mime in (PAGE, *DRAWN)}

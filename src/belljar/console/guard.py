@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.engine.contract import Access
 from belljar.engine.operations import PREFIX
-from belljar.surfaces.api_operations import refused
-from belljar.surfaces.auth.browser import BrowserSignIn, is_foreign, is_same_origin
-from belljar.surfaces.auth.code_flow import CALLBACK
+from belljar.http.api_operations import refused
+from belljar.http.auth.browser import BrowserSignIn, is_foreign, is_same_origin
+from belljar.http.auth.code_flow import CALLBACK
 
 ENTER: Final = "/console/enter"
 STATIC: Final = "/console/static/"

@@ -14,13 +14,13 @@ from belljar.console.app import PATHS, console_app
 from belljar.console.guard import ENTER
 from belljar.engine.many import ManyEngine, Places, servers_of
 from belljar.engine.models import ConsoleLink
+from belljar.http.app import transport_security
+from belljar.http.auth import build_auth
+from belljar.http.auth.browser import BrowserSignIn
+from belljar.http.auth.code_flow import CodeFlow
+from belljar.http.health import HostGuard, Operations, SpeakerRefusal, exact
 from belljar.runtime import Runtime
 from belljar.settings import Settings
-from belljar.surfaces.auth import build_auth
-from belljar.surfaces.auth.browser import BrowserSignIn
-from belljar.surfaces.auth.code_flow import CodeFlow
-from belljar.surfaces.http import transport_security
-from belljar.surfaces.operations import HostGuard, Operations, SpeakerRefusal, exact
 
 
 @dataclass(slots=True)

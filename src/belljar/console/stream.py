@@ -19,7 +19,7 @@ from belljar.console.views import CellView
 from belljar.engine.contract import Access, Engine
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.errors import BelljarError, InvalidArgument, SessionNotFound
-from belljar.surfaces.event_streams import StreamShares, event_stream
+from belljar.http.event_streams import StreamShares, event_stream
 
 _GATHER_S: Final = 0.5
 _PRESENCE_S: Final = 10.0

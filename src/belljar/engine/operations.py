@@ -1,6 +1,6 @@
 """The wire: each verb of the engine as a request of the HTTP API, in one table.
 
-The API's routes and its OpenAPI document are made of it (`surfaces/rest.py`), and so is the engine of another process
+The API's routes and its OpenAPI document are made of it (`http/api.py`), and so is the engine of another process
 (`remote.py`). Names in a request are those of the verb's arguments, unless the table says otherwise.
 """
 

@@ -22,14 +22,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar.fleet.relay import Headers
+from belljar.http.auth.principals import WITHHELD, current_principal
+from belljar.http.health import exact
+from belljar.http.server_socket import open_socket
 from belljar.journal.run_records import RunRecords
+from belljar.mcp.execution_wait import passed_on
 from belljar.runtime import Runtime
 from belljar.servers import CALLER_HEADER, HOPS_HEADER, SCHEME_HEADER
 from belljar.sessions.identified import IdentifierRecords
-from belljar.surfaces.auth.principals import WITHHELD, current_principal
-from belljar.surfaces.execution_wait import passed_on
-from belljar.surfaces.operations import exact
-from belljar.surfaces.server_socket import open_socket
 
 CALLER: Final = CALLER_HEADER.lower().encode()
 SCHEME: Final = SCHEME_HEADER.lower().encode()

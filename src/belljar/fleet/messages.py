@@ -7,7 +7,7 @@ from typing import Any
 from mcp.types import INTERNAL_ERROR
 
 from belljar.errors import BelljarError
-from belljar.surfaces.content import error_blocks
+from belljar.mcp.content import error_blocks
 
 
 def data_of(message: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from belljar.errors import EngineError
 Headers = list[tuple[bytes, bytes]]
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 60.0
-"""How long a connection waits for the next request: less than servers keep one (`surfaces/connections.py`)."""
+"""How long a connection waits for the next request: less than servers keep one (`http/connections.py`)."""
 _READ_BYTES: Final = 256 * 1024
 _HEAD_BYTES: Final = 64 * 1024
 _MOST_IDLE: Final = 64

@@ -28,14 +28,14 @@ from belljar.fleet.legacy_calls import LegacyCalls
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peers import Peer, Peers, mark_of
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
+from belljar.http.app import most_request_bytes
+from belljar.http.auth import current_principal
+from belljar.http.resumable_streams import LARGE_BYTES, SessionManager
 from belljar.journal.journal import TAG_LETTERS, has_id_form
 from belljar.json_values import has_too_many_values
 from belljar.models import SessionInfo
 from belljar.runtime import Runtime
 from belljar.servers import FLEET_SOCKET
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.http import most_request_bytes
-from belljar.surfaces.resumable_streams import LARGE_BYTES, SessionManager
 
 _INFOS: Final = TypeAdapter(list[SessionInfo])
 MOST_HOPS: Final = 3

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from belljar.attachments import AttachedSession, attach, open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.settings import Settings
-from belljar.surfaces.server_socket import open_reachable_runtime
 
 OpenSession = Callable[[], AbstractAsyncContextManager[AttachedSession]]
 PRINCIPAL = "jupyter"

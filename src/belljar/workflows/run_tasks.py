@@ -1,4 +1,4 @@
-"""Runs of workflows as tasks of the protocol, see `surfaces/tasks_extension.py`."""
+"""Runs of workflows as tasks of the protocol, see `mcp/tasks_extension.py`."""
 
 import asyncio
 import re
@@ -10,10 +10,9 @@ from mcp.types import INVALID_PARAMS
 
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.journal.run_records import ENDED
-from belljar.runtime import Runtime
-from belljar.surfaces.content import Structured, asked_structure
-from belljar.surfaces.execution_wait import can_ask, elicitation
-from belljar.surfaces.tasks_extension import (
+from belljar.mcp.content import Structured, asked_structure
+from belljar.mcp.execution_wait import can_ask, elicitation
+from belljar.mcp.tasks_extension import (
     QUESTION_KEY,
     Responses,
     Task,
@@ -23,6 +22,7 @@ from belljar.surfaces.tasks_extension import (
     one_line,
     response_under,
 )
+from belljar.runtime import Runtime
 from belljar.workflows.questions import RunQuestion
 from belljar.workflows.tools import pass_on, run_answer
 from belljar.workflows.workflows import workflows_of

@@ -17,10 +17,10 @@ from belljar.cli.run import prepare_environment
 from belljar.cli.streams import indented, log_to_stderr, one_line
 from belljar.cli.terminal import INTERRUPTED, StandardInput, on_sigint, write
 from belljar.errors import InvalidArgument
+from belljar.http.server_socket import open_reachable_runtime
 from belljar.questions.schema import choices_of, fields_of, typed_value
 from belljar.runtime import Runtime
 from belljar.settings import Settings
-from belljar.surfaces.server_socket import open_reachable_runtime
 from belljar.workflows.definition import Definition
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun, RunEvent

@@ -15,13 +15,10 @@ from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
 from pydantic import Field, JsonValue
 
 from belljar.errors import BelljarError, InvalidArgument
+from belljar.http.auth import current_principal
 from belljar.journal.run_records import ENDED
-from belljar.models import Model
-from belljar.questions.schema import CONSENT
-from belljar.runtime import Runtime
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
-from belljar.surfaces.execution_wait import (
+from belljar.mcp.content import model_blocks
+from belljar.mcp.execution_wait import (
     PROGRESS_CHARS,
     can_ask,
     elicitation,
@@ -29,8 +26,11 @@ from belljar.surfaces.execution_wait import (
     offered_wait_s,
     reply_of,
 )
-from belljar.surfaces.resources import NOTEBOOK, as_resource_error
-from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
+from belljar.mcp.resources import NOTEBOOK, as_resource_error
+from belljar.mcp.tools import ENDS, READS, Answer, Ctx, add_tools, refusals_as_results
+from belljar.models import Model
+from belljar.questions.schema import CONSENT
+from belljar.runtime import Runtime
 from belljar.toolbox.base import MODERN
 from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun

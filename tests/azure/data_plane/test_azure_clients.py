@@ -15,9 +15,9 @@ from calls import opened_runtime
 from data_plane import KEY
 
 from belljar.environments import Environment
-from belljar.surfaces.http import serve_http
-from belljar.surfaces.server import build_http_app
-from belljar.surfaces.tls import tls_context
+from belljar.http.app import serve_http
+from belljar.http.tls import tls_context
+from belljar.mcp.server import build_http_app
 from certificates import make_certificate
 from registry_packages import Unreachable, python_environment
 from shared_environment import shared_settings

@@ -1,7 +1,7 @@
 """The data plane as an ASGI app: which route a request means, and how what it raises is answered.
 
 What is small is answered here: sessions, their packages, and the older shapes of requests and answers. It stands
-behind the guards of `surfaces/http.py`, which know who is calling. Knows nothing of credentials.
+behind the guards of `http/app.py`, which know who is calling. Knows nothing of credentials.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from belljar.environments.installed_check import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX
 from belljar.errors import BelljarError, out_of_descriptors
 from belljar.files.workspace import DEFAULT_LIMIT, FileEntry
+from belljar.http.auth import current_principal
 from belljar.journal.session_records import SessionRecord
+from belljar.mcp.tools import note_refusal
 from belljar.models import iso_ms
 from belljar.runtime import Runtime
 from belljar.sessions.endings import DAY_S
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.tools import note_refusal
 
 Handler = Callable[[Call], Awaitable[Response]]
 Methods = Mapping[str, tuple[str, Handler]]

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from belljar.azure.data_plane.problems import Problem, invalid
 from belljar.errors import InvalidArgument
+from belljar.http.auth import current_principal
 from belljar.json_values import TooManyValues, check_values
 from belljar.sessions.identified import check_identifier
-from belljar.surfaces.auth import current_principal
 
 OLD_VERSIONS: Final = ("2024-02-02-preview", "2024-08-02-preview")
 NEW_VERSIONS: Final = ("2024-10-02-preview", "2025-02-02-preview", "2025-10-02-preview")

@@ -22,13 +22,13 @@ from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
+from belljar.mcp.execution_wait import stopping_when_left
 from belljar.models import ExecutionResult
 from belljar.outputs.spoofed_notices import disarmed
 from belljar.privacy.signed_urls import without_signatures
 from belljar.runtime import Runtime
 from belljar.sessions.history import OutputStreams
 from belljar.settings.environments import KERNEL_PREFIX
-from belljar.surfaces.execution_wait import stopping_when_left
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 OLD_TIMEOUT_S: Final = 100.0

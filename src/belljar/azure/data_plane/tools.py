@@ -43,15 +43,15 @@ from belljar.azure.data_plane.problems import json_response
 from belljar.azure.data_plane.values import picture_in
 from belljar.distribution import own_version
 from belljar.errors import InvalidArgument, SessionNotFound
+from belljar.http.auth import current_principal
+from belljar.http.jsonrpc import read_message, refusal
+from belljar.mcp.content import asked_structure, media_blocks
+from belljar.mcp.execution_wait import follow, stopping_when_cancelled
+from belljar.mcp.resources import InterpreterResources
+from belljar.mcp.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
 from belljar.outputs.displays import fitted
 from belljar.outputs.forms import PICTURES
 from belljar.runtime import Runtime
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import asked_structure, media_blocks
-from belljar.surfaces.execution_wait import follow, stopping_when_cancelled
-from belljar.surfaces.jsonrpc import read_message, refusal
-from belljar.surfaces.resources import InterpreterResources
-from belljar.surfaces.tools import CHANGES, ENDS, Answer, Ctx, add_tools, refusals_as_results
 
 TIMEOUT_S: Final = 220.0
 """What Azure gives a call."""

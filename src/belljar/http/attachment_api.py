@@ -23,10 +23,10 @@ from belljar.attachments.messages import CommsRequest, DoneReply, OpenedReply, Q
 from belljar.engine.contract import Access
 from belljar.engine.operations import JSON, PREFIX
 from belljar.errors import BelljarError, Busy, InvalidArgument, SessionNotFound
+from belljar.http.api_operations import problem, request_body
+from belljar.http.event_streams import StreamShares, event_stream
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.sessions.registry import Registry
-from belljar.surfaces.api_operations import problem, request_body
-from belljar.surfaces.event_streams import StreamShares, event_stream
 
 UNREAD_S: Final = 5.0
 """How long an attachment may be without a reader of its events."""

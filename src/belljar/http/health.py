@@ -22,13 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import metrics
 from belljar.distribution import own_version
+from belljar.http.auth import is_loopback
+from belljar.http.forwarded import FORWARDED
 from belljar.kernels.base import pid_of
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
 from belljar.servers import FLEET_HEADERS, SPEAKER_HEADERS
 from belljar.settings import MEBIBYTE
-from belljar.surfaces.auth import is_loopback
-from belljar.surfaces.forwarded import FORWARDED
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

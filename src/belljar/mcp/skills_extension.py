@@ -16,9 +16,9 @@ from mcp.types import INVALID_PARAMS, CacheableResult, PaginatedRequestParams, P
 from pydantic import BaseModel, Field
 
 from belljar.files.file_types import mime_type_of
+from belljar.http.auth import current_principal
 from belljar.skills.format import MAIN
 from belljar.skills.library import SCHEME, Skill, SkillLibrary
-from belljar.surfaces.auth import current_principal
 
 IDENTIFIER: Final = "io.modelcontextprotocol/skills"
 TTL_MS: Final = 10_000

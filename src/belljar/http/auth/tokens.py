@@ -13,8 +13,8 @@ import anyio
 import httpx2
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
+from belljar.http.auth.principals import WITHHELD, is_safe_url
 from belljar.json_values import check_values
-from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
 
 # The issuer's public keys
 

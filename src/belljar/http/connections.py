@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from belljar import ipc, metrics
 from belljar.errors import out_of_descriptors
-from belljar.surfaces.auth import current_principal
+from belljar.http.auth import current_principal
 
 HEAD_S: Final = 10.0
 """Time for a request's head to be complete, counted from the start of the connection or from the last answer."""

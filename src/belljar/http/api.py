@@ -31,11 +31,11 @@ from belljar.engine.operations import (
     ProblemDetail,
 )
 from belljar.errors import BelljarError, FileMissing, InvalidArgument
+from belljar.http.api_operations import ApiCall, attachment, attachment_headers, endpoint, request_body
+from belljar.http.event_streams import StreamShares, event_stream
 from belljar.kernels.variables import MAX_COLUMNS
 from belljar.models import Model
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
-from belljar.surfaces.api_operations import ApiCall, attachment, attachment_headers, endpoint, request_body
-from belljar.surfaces.event_streams import StreamShares, event_stream
 
 _WINDOW: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 PART_BYTES: Final = 1024 * 1024

@@ -6,9 +6,9 @@ tokens are discarded once they are verified, so what handlers can see of a calle
 looks the same from outside. Knows nothing of binds, paths or sessions.
 """
 
-from belljar.surfaces.auth.principals import current_principal, is_loopback
-from belljar.surfaces.auth.tokens import JwtVerifier
-from belljar.surfaces.auth.verification import AuthConfig, KeyVerifier, build_auth, check_oauth
+from belljar.http.auth.principals import current_principal, is_loopback
+from belljar.http.auth.tokens import JwtVerifier
+from belljar.http.auth.verification import AuthConfig, KeyVerifier, build_auth, check_oauth
 
 __all__ = [
     "AuthConfig",

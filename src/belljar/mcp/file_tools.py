@@ -13,15 +13,9 @@ from belljar.errors import SessionNotFound
 from belljar.files.file_types import decoded, file_reference
 from belljar.files.transfer import decode_upload, save_download
 from belljar.files.workspace import Workspace
-from belljar.models import FileReference, Model
-from belljar.outputs.spoofed_notices import disarmed
-from belljar.provisioning.host_folders import HostFolders
-from belljar.sandboxes.data_path import container_note
-from belljar.sessions.registry import Registry
-from belljar.settings import Settings
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import error_blocks, model_blocks
-from belljar.surfaces.tools import (
+from belljar.http.auth import current_principal
+from belljar.mcp.content import error_blocks, model_blocks
+from belljar.mcp.tools import (
     CHANGES,
     READS,
     REPLACES,
@@ -33,6 +27,12 @@ from belljar.surfaces.tools import (
     note_refusal,
     refusals_as_results,
 )
+from belljar.models import FileReference, Model
+from belljar.outputs.spoofed_notices import disarmed
+from belljar.provisioning.host_folders import HostFolders
+from belljar.sandboxes.data_path import container_note
+from belljar.sessions.registry import Registry
+from belljar.settings import Settings
 
 EMBEDDED_LIMIT_BYTES = 32 * 1024 * 1024
 SHOWN_FILES = 500

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar.errors import SettingsError
+from belljar.http.auth.principals import WITHHELD, is_safe_url
+from belljar.http.auth.tokens import JwtVerifier
 from belljar.settings import ApiKey, Settings, hash_key, parse_key, variable
-from belljar.surfaces.auth.principals import WITHHELD, is_safe_url
-from belljar.surfaces.auth.tokens import JwtVerifier
 
 KEY_HEADER: Final = b"x-ms-apikey"
 """A second header for the credentials that `Authorization` carries after `Bearer`."""

@@ -32,23 +32,23 @@ from starlette.types import ASGIApp
 from belljar.distribution import own_version
 from belljar.errors import BelljarError, InvalidArgument, SettingsError
 from belljar.facts import hookimpl
+from belljar.http.app import Placement, build_app
+from belljar.http.auth import current_principal
+from belljar.http.health import Operations
+from belljar.mcp.apps_extension import APP_TOOL, APP_URI, SessionApp
+from belljar.mcp.content import Structured, asked_structure, error_blocks
+from belljar.mcp.executor import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
+from belljar.mcp.interpreter import InterpreterSurface
+from belljar.mcp.resources import OF_ANY_TYPE, resource_mime_type
+from belljar.mcp.skill_tools import SkillTools
+from belljar.mcp.skills_extension import SkillsExtension
+from belljar.mcp.tasks_extension import TasksExtension
+from belljar.mcp.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
+from belljar.mcp.tools import RequestTracing, in_place_of_sdk_spans, known_arguments, note_refusal, wrong_arguments
+from belljar.mcp.tools_list import Surroundings, small_schema, truthful
 from belljar.plugins import Plugins
 from belljar.products import products
 from belljar.runtime import Runtime
-from belljar.surfaces.apps_extension import APP_TOOL, APP_URI, SessionApp
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import Structured, asked_structure, error_blocks
-from belljar.surfaces.executor import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
-from belljar.surfaces.http import Placement, build_app
-from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.operations import Operations
-from belljar.surfaces.resources import OF_ANY_TYPE, resource_mime_type
-from belljar.surfaces.skill_tools import SkillTools
-from belljar.surfaces.skills_extension import SkillsExtension
-from belljar.surfaces.tasks_extension import TasksExtension
-from belljar.surfaces.toolbox_tools import BESIDE_INSTRUCTIONS, TOOLBOX_INSTRUCTIONS, ToolboxSurface
-from belljar.surfaces.tools import RequestTracing, in_place_of_sdk_spans, known_arguments, note_refusal, wrong_arguments
-from belljar.surfaces.tools_list import Surroundings, small_schema, truthful
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.

@@ -32,12 +32,10 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
 from belljar.errors import SettingsError
-from belljar.products import HttpParts
-from belljar.settings import MEBIBYTE, Settings, variable
-from belljar.surfaces.auth import AuthConfig, build_auth, check_oauth, is_loopback
-from belljar.surfaces.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, ConnectionLimiter, connection_limit
-from belljar.surfaces.forwarded import ProxyNotice, knows_callers
-from belljar.surfaces.operations import (
+from belljar.http.auth import AuthConfig, build_auth, check_oauth, is_loopback
+from belljar.http.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, ConnectionLimiter, connection_limit
+from belljar.http.forwarded import ProxyNotice, knows_callers
+from belljar.http.health import (
     CountedRefusals,
     HostGuard,
     LocalOnly,
@@ -47,8 +45,10 @@ from belljar.surfaces.operations import (
     health,
     signpost,
 )
-from belljar.surfaces.resumable_streams import SessionManager
-from belljar.surfaces.tls import tls_context
+from belljar.http.resumable_streams import SessionManager
+from belljar.http.tls import tls_context
+from belljar.products import HttpParts
+from belljar.settings import MEBIBYTE, Settings, variable
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")

@@ -9,14 +9,9 @@ from pydantic import Field, JsonValue
 from belljar.environments.installed_check import PackageStatus, check_installed
 from belljar.environments.installs import InstallOutcome, as_fields, check_requirements
 from belljar.errors import BelljarError
-from belljar.models import Model
-from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.packages import install_packages
-from belljar.sessions.registry import Registry
-from belljar.settings import Settings
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
-from belljar.surfaces.tools import (
+from belljar.http.auth import current_principal
+from belljar.mcp.content import model_blocks
+from belljar.mcp.tools import (
     NO_SESSION,
     READS,
     REPLACES,
@@ -28,6 +23,11 @@ from belljar.surfaces.tools import (
     refusals_as_results,
     stage_reporter,
 )
+from belljar.models import Model
+from belljar.provisioning.starter import KernelStarter
+from belljar.sessions.packages import install_packages
+from belljar.sessions.registry import Registry
+from belljar.settings import Settings
 
 RESTART = "`import os; os._exit(0)` restarts the session's Python: files and packages stay, variables are lost."
 """What a model can do about a package that was imported before it changed; there is no kernel that it could restart."""

@@ -13,13 +13,8 @@ from belljar.engine.contract import MAX_WAIT_S, Engine
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound
 from belljar.executions.execution import Execution
 from belljar.executions.outcome import came_back
-from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
-from belljar.products import products
-from belljar.runtime import Runtime
-from belljar.sandboxes.base import WORKSPACE
-from belljar.sessions.registry import NEW_SESSION_HINT
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import (
+from belljar.http.auth import current_principal
+from belljar.mcp.content import (
     asked_structure,
     client_name,
     error_blocks,
@@ -30,7 +25,7 @@ from belljar.surfaces.content import (
     takes_links,
     wants,
 )
-from belljar.surfaces.execution_wait import (
+from belljar.mcp.execution_wait import (
     asked_execution,
     can_ask,
     follow,
@@ -39,10 +34,10 @@ from belljar.surfaces.execution_wait import (
     resume,
     stopping_when_cancelled,
 )
-from belljar.surfaces.file_tools import FileTools
-from belljar.surfaces.package_tools import PackageTools
-from belljar.surfaces.resources import InterpreterResources
-from belljar.surfaces.tools import (
+from belljar.mcp.file_tools import FileTools
+from belljar.mcp.package_tools import PackageTools
+from belljar.mcp.resources import InterpreterResources
+from belljar.mcp.tools import (
     CHANGES,
     ENDS,
     NO_SESSION,
@@ -59,6 +54,11 @@ from belljar.surfaces.tools import (
     refusals_as_results,
     stage_reporter,
 )
+from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, Rewinding, SessionFork, SessionInfo
+from belljar.products import products
+from belljar.runtime import Runtime
+from belljar.sandboxes.base import WORKSPACE
+from belljar.sessions.registry import NEW_SESSION_HINT
 
 START_WAIT_S = 45.0
 MAX_EVENTS = 500

@@ -16,15 +16,15 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from belljar.errors import ExecutionNotFound
+from belljar.http.auth import current_principal
+from belljar.mcp.content import text_of
+from belljar.mcp.tools import READS, SessionId, refusals_as_results
 from belljar.models import Display, ExecutionResult, Model
 from belljar.outputs.budget import clip
 from belljar.outputs.displays import fitted
 from belljar.outputs.forms import PICTURES
 from belljar.outputs.terminal_text import as_plain
 from belljar.runtime import Runtime
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import text_of
-from belljar.surfaces.tools import READS, SessionId, refusals_as_results
 
 APP_URI: Final = "ui://belljar/session.html"
 APP_TOOL: Final = "show_session"
@@ -87,7 +87,7 @@ class SessionApp:
         apps.tool(resource_uri=APP_URI, description=description, annotations=READS, structured_output=False)(
             self.show_session
         )
-        page = files("belljar.surfaces").joinpath("session_view.html").read_text("utf-8")
+        page = files("belljar.mcp").joinpath("session_view.html").read_text("utf-8")
         apps.add_html_resource(APP_URI, page, name="session", prefers_border=True)
         return apps
 

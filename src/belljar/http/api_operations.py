@@ -38,9 +38,9 @@ from belljar.errors import (
     VariableMissing,
     out_of_descriptors,
 )
+from belljar.http.event_streams import TooManyStreams
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.models import Model
-from belljar.surfaces.event_streams import TooManyStreams
 
 _STATUSES: Final[dict[type[BelljarError], int]] = {
     SessionNotFound: 404,

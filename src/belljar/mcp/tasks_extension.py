@@ -32,22 +32,22 @@ from starlette.requests import Request
 
 from belljar.errors import ExecutionNotFound
 from belljar.executions.execution import Execution
+from belljar.http.auth import current_principal
 from belljar.journal.journal import ExecutionRecord
-from belljar.models import ExecutionResult, iso_ms
-from belljar.products import products
-from belljar.runtime import Runtime
-from belljar.servers import is_living
-from belljar.sessions.endings import DAY_S
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import error_blocks
-from belljar.surfaces.execution_wait import (
+from belljar.mcp.content import error_blocks
+from belljar.mcp.execution_wait import (
     PROGRESS_CHARS,
     can_ask,
     elicitation,
     offering_task,
     reply_of,
 )
-from belljar.surfaces.interpreter import InterpreterSurface
+from belljar.mcp.interpreter import InterpreterSurface
+from belljar.models import ExecutionResult, iso_ms
+from belljar.products import products
+from belljar.runtime import Runtime
+from belljar.servers import is_living
+from belljar.sessions.endings import DAY_S
 from belljar.toolbox.base import MODERN
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"

@@ -10,13 +10,13 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
 from belljar.errors import InvalidArgument
+from belljar.http.auth import current_principal
+from belljar.mcp.content import model_blocks
+from belljar.mcp.interpreter import InterpreterSurface
+from belljar.mcp.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
 from belljar.models import Model
 from belljar.products import products
 from belljar.runtime import Runtime
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
-from belljar.surfaces.interpreter import InterpreterSurface
-from belljar.surfaces.tools import ENDS, READS, Answer, Ctx, OptionalSession, add_tools, refusals_as_results
 from belljar.toolbox.code_generation import Detail
 
 TOOLBOX_INSTRUCTIONS = (

@@ -12,8 +12,8 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from belljar.errors import BelljarError, UsageError
 from belljar.files.file_types import decoded, mime_type_of
+from belljar.http.auth import current_principal
 from belljar.sessions.registry import Registry
-from belljar.surfaces.auth import current_principal
 
 READ_LIMIT_BYTES = 64 * 1024 * 1024
 NOTEBOOK = "application/x-ipynb+json"

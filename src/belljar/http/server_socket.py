@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from belljar.engine.contract import Access
-    from belljar.surfaces.attachment_api import AttachmentApi
+    from belljar.http.attachment_api import AttachmentApi
 
 _MOST_CONNECTIONS: Final = 256
 _MOST_STREAMS: Final = 200
@@ -82,7 +82,7 @@ class _Answering:
         from uvicorn.config import Config
         from uvicorn.server import ServerState
 
-        from belljar.surfaces.connections import IDLE_S, ConnectionLimiter, connection_limit
+        from belljar.http.connections import IDLE_S, ConnectionLimiter, connection_limit
 
         # Descriptors in reserve are for the health of the server, which is asked elsewhere.
         self._connections = ConnectionLimiter(connection_limit(most), reserve=0, unread_s=unread_s)
@@ -118,10 +118,10 @@ def _api(runtime: Runtime, opened: "list[AttachmentApi]") -> "ASGIApp":
     """Return the HTTP API, and add its attachments to those that are `opened`."""
     from starlette.applications import Starlette
 
-    from belljar.surfaces.attachment_api import AttachmentApi
-    from belljar.surfaces.event_streams import StreamShares
-    from belljar.surfaces.operations import exact
-    from belljar.surfaces.rest import RestApi
+    from belljar.http.api import RestApi
+    from belljar.http.attachment_api import AttachmentApi
+    from belljar.http.event_streams import StreamShares
+    from belljar.http.health import exact
 
     streams = StreamShares(_MOST_STREAMS)
     attachments = AttachmentApi(runtime.sessions, streams)
@@ -145,7 +145,7 @@ class _Speaker:
         """Pass the request on with `request.state.access` set, or refuse it."""
         from starlette.requests import Request
 
-        from belljar.surfaces.api_operations import problem, refused
+        from belljar.http.api_operations import problem, refused
 
         if scope["type"] != "http":
             return

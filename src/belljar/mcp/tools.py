@@ -27,10 +27,10 @@ from belljar import logs, metrics, tracing
 from belljar.engine.contract import Access
 from belljar.engine.models import Step
 from belljar.errors import BelljarError, Busy, EngineError, InvalidArgument, out_of_descriptors
+from belljar.http.auth import current_principal
+from belljar.mcp.content import error_blocks
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import error_blocks
 
 SessionId = str
 OptionalSession = Annotated[str, Field(description="Empty starts a new one")]

@@ -18,9 +18,9 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from starlette.requests import Request
 
 from belljar.engine.contract import Access
+from belljar.http.auth.principals import principal_of
 from belljar.outputs.terminal_text import printable
 from belljar.settings.keys import LOCAL_PRINCIPAL
-from belljar.surfaces.auth.principals import principal_of
 
 LINK_S: Final = 10 * 60.0
 SIGNED_IN_S: Final = 12 * 60 * 60.0

@@ -26,18 +26,9 @@ from belljar.environments.installed_check import check_installed
 from belljar.environments.installs import check_requirements
 from belljar.environments.selection import find_entry
 from belljar.errors import BelljarError, InvalidArgument, KernelDied, SettingsError, TooLarge
-from belljar.outputs.events import Notice
-from belljar.outputs.spoofed_notices import disarmed
-from belljar.outputs.summary import TextBudget
-from belljar.outputs.terminal_text import folded
-from belljar.provisioning.program_process import ProgramEnd
-from belljar.runtime import Runtime
-from belljar.sessions.programs import ProgramRunner
-from belljar.settings import EnvironmentEntry, Settings
-from belljar.settings.keys import LOCAL_PRINCIPAL
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.execution_wait import stopping_when_cancelled
-from belljar.surfaces.tools import (
+from belljar.http.auth import current_principal
+from belljar.mcp.execution_wait import stopping_when_cancelled
+from belljar.mcp.tools import (
     CHANGES,
     ENDS,
     READS,
@@ -50,6 +41,15 @@ from belljar.surfaces.tools import (
     note_refusal,
     stage_reporter,
 )
+from belljar.outputs.events import Notice
+from belljar.outputs.spoofed_notices import disarmed
+from belljar.outputs.summary import TextBudget
+from belljar.outputs.terminal_text import folded
+from belljar.provisioning.program_process import ProgramEnd
+from belljar.runtime import Runtime
+from belljar.sessions.programs import ProgramRunner
+from belljar.settings import EnvironmentEntry, Settings
+from belljar.settings.keys import LOCAL_PRINCIPAL
 
 Kind = Literal["conda", "venv", "venv-uv"]
 

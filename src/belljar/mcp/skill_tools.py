@@ -14,14 +14,14 @@ from pydantic import Field
 
 from belljar.errors import InvalidArgument
 from belljar.files.file_types import mime_type_of
+from belljar.http.auth import current_principal
+from belljar.mcp.content import model_blocks
+from belljar.mcp.tools import CHANGES, READS, Answer, add_tools, idempotent, refusals_as_results
 from belljar.models import Model
 from belljar.runtime import Runtime
 from belljar.sessions.skill_saver import SkillSaver, build_content
 from belljar.skills.format import MAIN, MAX_BYTES, MAX_FILES
 from belljar.skills.library import Skill, SkillLibrary
-from belljar.surfaces.auth import current_principal
-from belljar.surfaces.content import model_blocks
-from belljar.surfaces.tools import CHANGES, READS, Answer, add_tools, idempotent, refusals_as_results
 
 MAX_PROMPTS: Final = 500
 _SHOWN_CHARS: Final = 300

@@ -17,9 +17,9 @@ from urllib.parse import urlencode, urlsplit
 import httpx2
 
 from belljar.errors import InvalidArgument, IssuerUnreachable
+from belljar.http.auth.principals import is_safe_url
+from belljar.http.auth.tokens import get_json, metadata_urls
 from belljar.json_values import check_values
-from belljar.surfaces.auth.principals import is_safe_url
-from belljar.surfaces.auth.tokens import get_json, metadata_urls
 
 CALLBACK: Final = "/console/oauth/callback"
 FLOW_S: Final = 10 * 60.0

@@ -28,8 +28,8 @@ from mcp.types import (
     RequestId,
 )
 
-from belljar.surfaces.jsonrpc import SCANNED_BYTES, find_id, id_in_use, read_message, refusal
-from belljar.surfaces.server import BelljarServer
+from belljar.http.jsonrpc import SCANNED_BYTES, find_id, id_in_use, read_message, refusal
+from belljar.mcp.server import BelljarServer
 
 PIPE_BYTES: Final = 262_144
 # poll() promises that so much fits into a writable pipe without blocking.

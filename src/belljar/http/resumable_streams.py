@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from belljar.surfaces.jsonrpc import id_in_use, parse_message, unread
+from belljar.http.jsonrpc import id_in_use, parse_message, unread
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
 """Bytes kept for one caller, in all its MCP sessions together; beyond them the oldest events are forgotten."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from belljar.http.auth import is_loopback
 from belljar.settings import Settings, variable
-from belljar.surfaces.auth import is_loopback
 
 FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 """Headers that proxies add to a request."""

@@ -1,1 +1,0 @@
-"""MCP surfaces: the tools, resources and transports that clients see, each a thin layer over the runtime."""
