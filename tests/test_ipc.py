@@ -107,7 +107,7 @@ def test_a_path_may_be_longer_than_an_address(deep: Path) -> None:
         ipc.bind(listener, deep / "socket")
         listener.listen()
         ipc.connect(sock, deep / "socket")
-        assert ipc.peer_of(sock) == ipc.Peer(os.getpid(), os.geteuid())
+        assert ipc.peer_of(sock) == ipc.PeerProcess(os.getpid(), os.geteuid())
 
 
 @pytest.mark.parametrize("wanted", [0o600, 0o666])

@@ -49,7 +49,13 @@ _MODULES = (
 )
 _MODULES_OF_WORKERS = (
     *("pytest", "hypothesis", "httpx", "jupyter_client", "nbformat", "PIL.Image", "playwright.async_api"),
-    *("belljar.cli.container", "belljar.cli.doctor", "belljar.console.app", "belljar.attachments", "belljar.workflows"),
+    *(
+        "belljar.cli.container",
+        "belljar.cli.doctor",
+        "belljar.console.app",
+        "belljar.engine.remote_attachments",
+        "belljar.workflows",
+    ),
 )
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
-    from belljar.python.handles import ExecutionHandle, OutputStream, SessionHandle
     from belljar.python.local import Engine, open_engine, open_session
     from belljar.python.remote import RemoteServer, connect
+    from belljar.python.session_handle import ExecutionHandle, OutputStream, SessionHandle
     from belljar.python.sync import SyncExecution, SyncSession, SyncStream, session
     from belljar.settings import Settings
 
@@ -98,7 +98,7 @@ _MODULES = {
         "Unauthorized",
         "UsageError",
     ),
-    "belljar.python.handles": ("ExecutionHandle", "OutputStream", "SessionHandle"),
+    "belljar.python.session_handle": ("ExecutionHandle", "OutputStream", "SessionHandle"),
     "belljar.models": (
         "Display",
         "ExecutionResult",

@@ -120,7 +120,7 @@ def connect_unlinked(sock: socket.socket, path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerProcess:
     """The process that connected or listened, as the kernel reports it."""
 
     pid: int
@@ -128,12 +128,12 @@ class Peer:
     uid: int
 
 
-def peer_of(sock: socket.socket) -> Peer | None:
+def peer_of(sock: socket.socket) -> PeerProcess | None:
     """Return the process at the other end; None on systems other than Linux, which have no common way to tell."""
     if sys.platform != "linux":
         return None
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid, uid)
+    return PeerProcess(pid, uid)
 
 
 # Lines

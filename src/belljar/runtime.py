@@ -26,13 +26,13 @@ from belljar.policy.guardrails import Guardrails, read_guardrails
 from belljar.privacy.redaction import SECTION, Redactors
 from belljar.privacy.rules import PrivacyRules
 from belljar.products import products
-from belljar.provisioning.environments import is_elsewhere
-from belljar.provisioning.form_targets import OwnTargets
+from belljar.provisioning.environments import is_remote
+from belljar.provisioning.form_targets import BuiltinTargets
 from belljar.provisioning.handover import Handover
 from belljar.provisioning.host_folders import open_host_folders
 from belljar.provisioning.kept_kernels import KernelHandover
 from belljar.provisioning.starter import KernelStarter
-from belljar.sandboxes import OwnProviders, open_provider
+from belljar.sandboxes import BuiltinProviders, open_provider
 from belljar.sandboxes.base import HandoverProvider, HostPathProvider, Provider
 from belljar.sandboxes.limits.host_memory import memory_shortage
 from belljar.servers import Run, other_servers, run_folder, watching_servers
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Preparation:
+class EnvironmentState:
     """The state of the configured environment while it is prepared."""
 
     environment: Literal["pending", "ready", "broken"] = "pending"
@@ -97,7 +97,7 @@ class Runtime:
     provider: Provider
     sessions: Registry
     starter: KernelStarter
-    preparation: Preparation
+    preparation: EnvironmentState
     handover: Handover
     """Hands its sessions to the next server; one that does nothing where they end with this one."""
     identified: IdentifiedSessions
@@ -244,7 +244,7 @@ async def open_runtime(
                 runs = settings.data_directory / "runs"
                 registry.recover_others = partial(_recover_others, clean_up, runs, name, is_kept=settings.keep_alive)
                 # Prepare the default environment while the client still initializes its connection.
-                preparation = Preparation()
+                preparation = EnvironmentState()
                 preparing = asyncio.get_running_loop().create_task(
                     _prepare(starter, settings.environment if prepares else "", preparation, on_prepared)
                 )
@@ -278,11 +278,11 @@ def open_plugins(settings: Settings) -> Plugins:
     plugins = load_plugins(hooks, settings.plugins_directory)
     plugins.note("policy", "judge_tool_call", "judge_code", "screen_output")
     plugins.note("privacy", "screen_output")
-    plugins.add("sandboxes", OwnProviders())
+    plugins.add("sandboxes", BuiltinProviders())
     for product in products():
         if (plugin := product.plugin()) is not None:
             plugins.add(product.name, plugin)
-    plugins.add("forms", OwnTargets())
+    plugins.add("forms", BuiltinTargets())
     return plugins
 
 
@@ -326,7 +326,7 @@ def keep_alive_problem(provider: Provider) -> str:
 
 
 async def _prepare(
-    starter: KernelStarter, name: str, preparation: Preparation, on_prepared: Callable[[], None]
+    starter: KernelStarter, name: str, preparation: EnvironmentState, on_prepared: Callable[[], None]
 ) -> None:
     """Prepare the environment, and retry until it is ready.
 
@@ -338,7 +338,7 @@ async def _prepare(
     logged = ""
     while preparation.environment != "ready":
         try:
-            if not is_elsewhere(name):
+            if not is_remote(name):
                 await starter.environments.get(name)
             preparation.environment = "ready"
         except BelljarError as error:

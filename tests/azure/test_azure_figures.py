@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from belljar.azure.data_plane.values import picture_in, value_of
+from belljar.azure.data_plane.cell_values import picture_in, value_of
 from belljar.azure.pool import kernel as azure
 from belljar.models import ExecutionResult
 from belljar.outputs.displays import DisplayStore, display_of

@@ -19,7 +19,7 @@ from mcp.server.auth.provider import AccessToken
 
 from belljar.console import templating
 from belljar.console.app import PATHS
-from belljar.console.guard import ENTER, STATIC
+from belljar.console.middleware import ENTER, STATIC
 from belljar.environments import Environment
 from belljar.http.auth import browser as browsers
 from belljar.http.auth.code_flow import CALLBACK

@@ -36,7 +36,7 @@ from belljar.settings.sources import ALIASES, SECRETS, parse_config, variable
 from belljar.toolbox.server_config import read_file
 from belljar.workflows.definition import OWN_TYPES
 from belljar.workflows.library import Library
-from belljar.workflows.text import read_text
+from belljar.workflows.source_text import read_text
 
 VARIABLES = {variable(name) for name in Settings.model_fields} | {*ALIASES.values(), "BELLJAR_CONFIG"}
 KEPT_ELSEWHERE = {"BELLJAR_URL", "BELLJAR_MEMORY", "BELLJAR_LONG", "BELLJAR_SOAK", "BELLJAR_EXAMPLES"}

@@ -14,8 +14,8 @@ from servers import certificate, serving_context
 
 from belljar.environments import Environment
 from belljar.models import ExecutionResult
-from belljar.python.handles import SessionHandle
 from belljar.python.local import open_session
+from belljar.python.session_handle import SessionHandle
 from belljar.sandboxes import providers
 from belljar.settings import Settings
 

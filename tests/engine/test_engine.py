@@ -10,7 +10,7 @@ from calls import FORKS, NAMED, Caller, connected, held, opened_runtime, until_s
 
 from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.many import servers_of
-from belljar.engine.models import Followed, ServerEvent, Step
+from belljar.engine.models import Followed, ProgressStep, ServerEvent
 from belljar.environments import Environment
 from belljar.errors import (
     BelljarError,
@@ -153,7 +153,7 @@ async def test_another_owner_sees_what_an_unknown_id_gives(engine: Engine, agent
     assert (await engine.sessions(STRANGER, SessionFilter(owner="local"))).items == []
 
 
-async def finished(steps: AsyncGenerator[Step]) -> Step:
+async def finished(steps: AsyncGenerator[ProgressStep]) -> ProgressStep:
     async with aclosing(steps) as told:
         *_, last = [step async for step in told]
     assert last.kind == "done"

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.environments import Environment
 from belljar.executions.cell import make_cell
-from belljar.executions.shared_workspace import OwnerFolders, SharedWorkspace
+from belljar.executions.shared_workspace import SharedWorkspace, WorkspaceFolders
 from belljar.files.workspace import Workspace, scan_folder
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime, open_runtime
@@ -163,13 +163,13 @@ async def test_a_fork_goes_on_with_the_same_files(runtime: Runtime) -> None:
 class Place:
     """A session folder without a session."""
 
-    def __init__(self, folder: Path, owner_folders: OwnerFolders, name: str, owner: str = "ann") -> None:
+    def __init__(self, folder: Path, shared_workspaces: WorkspaceFolders, name: str, owner: str = "ann") -> None:
         self.folder = folder / name
         self.folder.mkdir()
         self.workspace = Workspace(self.folder)
         self.memory = folder / f"{name}.json"
-        self._owner_folder = owner_folders.of(owner)
-        self.sharing = SharedWorkspace(self._owner_folder, self.workspace, self.memory)
+        self._folder = shared_workspaces.of(owner)
+        self.sharing = SharedWorkspace(self._folder, self.workspace, self.memory)
 
     async def bring_in(self, room: int = ROOM) -> list[str]:
         return await self.sharing.bring_in(room)
@@ -187,18 +187,18 @@ class Place:
         return {path.name: path.read_text() for path in sorted((self.folder / "workspace").iterdir())}
 
     def wake(self) -> None:
-        self.sharing = SharedWorkspace(self._owner_folder, self.workspace, self.memory)
+        self.sharing = SharedWorkspace(self._folder, self.workspace, self.memory)
 
 
 @pytest.fixture
-def owner_folders(tmp_path: Path) -> OwnerFolders:
-    return OwnerFolders(tmp_path / "owner_folders", limit_mb=1)
+def shared_workspaces(tmp_path: Path) -> WorkspaceFolders:
+    return WorkspaceFolders(tmp_path / "shared_workspaces", limit_mb=1)
 
 
 async def test_a_change_here_is_not_overwritten_by_an_older_one_from_there(
-    tmp_path: Path, owner_folders: OwnerFolders
+    tmp_path: Path, shared_workspaces: WorkspaceFolders
 ) -> None:
-    one, two = Place(tmp_path, owner_folders, "one"), Place(tmp_path, owner_folders, "two")
+    one, two = Place(tmp_path, shared_workspaces, "one"), Place(tmp_path, shared_workspaces, "two")
     await one.write("n", "1")
     await two.bring_in()
     # By something that goes on between two cells.
@@ -209,8 +209,10 @@ async def test_a_change_here_is_not_overwritten_by_an_older_one_from_there(
     assert await one.read() == {"n": "two's own"}
 
 
-async def test_a_session_that_slept_through_a_change_gets_it(tmp_path: Path, owner_folders: OwnerFolders) -> None:
-    one, two = Place(tmp_path, owner_folders, "one"), Place(tmp_path, owner_folders, "two")
+async def test_a_session_that_slept_through_a_change_gets_it(
+    tmp_path: Path, shared_workspaces: WorkspaceFolders
+) -> None:
+    one, two = Place(tmp_path, shared_workspaces, "one"), Place(tmp_path, shared_workspaces, "two")
     await one.write("n", "1")
     await one.write("gone", "1")
     assert await two.read() == {"gone": "1", "n": "1"}
@@ -222,38 +224,40 @@ async def test_a_session_that_slept_through_a_change_gets_it(tmp_path: Path, own
 
 
 async def test_what_was_written_before_the_server_went_down_is_taken_out_by_the_next(
-    tmp_path: Path, owner_folders: OwnerFolders
+    tmp_path: Path, shared_workspaces: WorkspaceFolders
 ) -> None:
-    one = Place(tmp_path, owner_folders, "one")
+    one = Place(tmp_path, shared_workspaces, "one")
     await one.write("n", "1")
     (one.folder / "workspace" / "n").write_text("unsaved")
     one.wake()
     assert await one.read() == {"n": "unsaved"}
     await one.take_out()
-    assert await Place(tmp_path, owner_folders, "two").read() == {"n": "unsaved"}
+    assert await Place(tmp_path, shared_workspaces, "two").read() == {"n": "unsaved"}
 
 
 async def test_what_does_not_fit_into_a_session_is_left_where_it_is_and_told(
-    tmp_path: Path, owner_folders: OwnerFolders
+    tmp_path: Path, shared_workspaces: WorkspaceFolders
 ) -> None:
-    await Place(tmp_path, owner_folders, "one").write("n", "x" * 100)
-    two = Place(tmp_path, owner_folders, "two")
+    await Place(tmp_path, shared_workspaces, "one").write("n", "x" * 100)
+    two = Place(tmp_path, shared_workspaces, "two")
     told = await two.bring_in(room=50)
     assert told == ["workspace/: not brought in: 'n' (no room for its 100 bytes in the session)"]
     assert await two.take_out() == []
-    assert await Place(tmp_path, owner_folders, "three").read() == {"n": "x" * 100}
+    assert await Place(tmp_path, shared_workspaces, "three").read() == {"n": "x" * 100}
 
 
-async def test_a_folder_that_goes_as_a_whole_comes_back(tmp_path: Path, owner_folders: OwnerFolders) -> None:
-    one = Place(tmp_path, owner_folders, "one")
+async def test_a_folder_that_goes_as_a_whole_comes_back(tmp_path: Path, shared_workspaces: WorkspaceFolders) -> None:
+    one = Place(tmp_path, shared_workspaces, "one")
     await one.write("n", "1")
     (one.folder / "workspace").rename(one.folder / "elsewhere")
     assert await one.take_out() == []
     assert await one.read() == {"n": "1"}
 
 
-async def test_something_else_of_that_name_is_in_the_way_and_told(tmp_path: Path, owner_folders: OwnerFolders) -> None:
-    one = Place(tmp_path, owner_folders, "one")
+async def test_something_else_of_that_name_is_in_the_way_and_told(
+    tmp_path: Path, shared_workspaces: WorkspaceFolders
+) -> None:
+    one = Place(tmp_path, shared_workspaces, "one")
     (one.folder / "workspace").symlink_to("/etc")
     told = await one.bring_in()
     assert len(told) == 1
@@ -262,21 +266,23 @@ async def test_something_else_of_that_name_is_in_the_way_and_told(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")
-async def test_a_name_that_is_no_text_is_told_and_left(tmp_path: Path, owner_folders: OwnerFolders) -> None:
-    one = Place(tmp_path, owner_folders, "one")
+async def test_a_name_that_is_no_text_is_told_and_left(tmp_path: Path, shared_workspaces: WorkspaceFolders) -> None:
+    one = Place(tmp_path, shared_workspaces, "one")
     await one.bring_in()
     (one.folder / "workspace" / os.fsdecode(b"\xff")).write_text("1")
     (one.folder / "workspace" / "n").write_text("1")
     told = await one.take_out()
     assert len(told) == 1
     assert "is not valid Unicode" in told[0]
-    assert await Place(tmp_path, owner_folders, "two").read() == {"n": "1"}
+    assert await Place(tmp_path, shared_workspaces, "two").read() == {"n": "1"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"n": 1}', '{"n": [[1], [2]]}'])
-async def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, owner_folders: OwnerFolders, content: str) -> None:
-    await Place(tmp_path, owner_folders, "one").write("n", "1")
-    two = Place(tmp_path, owner_folders, "two")
+async def test_a_memory_that_cannot_be_read_is_none(
+    tmp_path: Path, shared_workspaces: WorkspaceFolders, content: str
+) -> None:
+    await Place(tmp_path, shared_workspaces, "one").write("n", "1")
+    two = Place(tmp_path, shared_workspaces, "two")
     two.memory.write_text(content)
     two.wake()
     assert await two.read() == {"n": "1"}

@@ -18,7 +18,7 @@ from belljar.mcp.content import media_blocks, text_of
 from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.displays import DisplayStore, display_of
 from belljar.outputs.forms import FORMS, PICTURES, extension_of, form_of, picture_in, readable_text
-from belljar.python.handles import SessionHandle
+from belljar.python.session_handle import SessionHandle
 
 # So long that text becomes a file, too. It can be read as base64 and as text.
 CONTENT = b"a picture" * 1_000

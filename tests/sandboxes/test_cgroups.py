@@ -270,7 +270,7 @@ async def test_a_host_without_groups_makes_none_and_says_so() -> None:
     enforcer = Enforcer(ControlGroups("none"))
     enforcement = enforcer.enforce("s", LIMITS)
     assert (enforcement.group, enforcement.incidents(), enforcement.memory_peak_mb()) == (None, [], 0)
-    assert enforcement.guarded(["true"]) == ["true"]
+    assert enforcement.limited_command(["true"]) == ["true"]
     assert "per process only" in enforcer.warning
     assert enforcer.check().is_ok
     assert "per process only" in enforcer.check().detail

@@ -183,7 +183,7 @@ def test_podman_is_tried_with_other_runtimes_and_without_mapped_users(program: P
     assert replace(engine, maps_users=False).users(None)[0] == ["--user", "0:0"]
 
 
-def test_elsewhere_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_platforms_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     (line,) = ContainerProvider().check()
     assert (line.is_ok, "darwin" in line.detail) == (False, True)

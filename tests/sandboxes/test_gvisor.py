@@ -241,7 +241,7 @@ def test_what_does_not_work_is_told_in_its_own_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["darwin", "win32"])
-def test_elsewhere_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_other_platforms_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sys, "platform", name)
     (check,) = GVisorProvider().check()
     assert not check.is_ok

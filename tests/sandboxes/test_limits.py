@@ -59,7 +59,7 @@ from belljar.sandboxes.limits.enforcement import Enforcer
 async def main():
     enforcement = Enforcer().enforce("s", Limits(memory_mb=4000))
     eater = [sys.executable, "-c", "print(len(bytes(b'x' * (200 << 20))))"]
-    died = subprocess.run(enforcement.guarded(eater)).returncode
+    died = subprocess.run(enforcement.limited_command(eater)).returncode
     print(died, [incident.detail for incident in enforcement.incidents()])
     await enforcement.release()
 

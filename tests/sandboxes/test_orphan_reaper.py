@@ -38,7 +38,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("point", ["listen", "_on_info", "let_in"])
+@pytest.mark.parametrize("point", ["listen", "_on_info", "release_command"])
 def test_nothing_outlives_a_server_that_is_killed_as_it_starts_a_sandbox(point: str, tmp_path: Path) -> None:
     usable("namespace")
     reading, writing = os.pipe()

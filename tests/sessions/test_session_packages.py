@@ -20,8 +20,8 @@ from belljar.environments.package_index import find_index_hosts, index_variables
 from belljar.errors import TooLarge
 from belljar.files import disk_usage
 from belljar.files.disk_usage import FolderUsage
-from belljar.python.handles import SessionHandle
 from belljar.python.local import open_engine, open_session
+from belljar.python.session_handle import SessionHandle
 from belljar.runtime import open_runtime
 from belljar.sandboxes import providers
 from belljar.sessions.history import read_notebook

@@ -385,7 +385,7 @@ async def whoami(_: Request) -> PlainTextResponse:
 
 def client_of(auth: AuthConfig) -> httpx.AsyncClient:
     inner = Starlette(routes=[Route("/mcp", whoami)])
-    app = Starlette(routes=[Route("/mcp", auth.guard(inner)), *auth.metadata_routes()])
+    app = Starlette(routes=[Route("/mcp", auth.require_credentials(inner)), *auth.metadata_routes()])
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://belljar.test")
 
 

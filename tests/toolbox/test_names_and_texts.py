@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.toolbox.names import assigned
-from belljar.toolbox.texts import docstring, one_line, plain_arguments, suggestion, visible
+from belljar.toolbox.server_text import docstring, one_line, plain_arguments, suggestion, visible
 
 # Mostly what makes trouble in source code; sometimes anything at all.
 TROUBLE = st.text(st.sampled_from("\"'\\\n\r\t #{}%\x00\u2028\ud800ab"), max_size=40) | st.text(max_size=40)

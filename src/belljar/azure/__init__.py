@@ -63,7 +63,7 @@ class AzureProduct(Product):
         from belljar.azure.data_plane.problems import EnvelopedRefusals
         from belljar.azure.data_plane.tools import PlainRpc
         from belljar.http.app import transport_security
-        from belljar.http.health import HostGuard
+        from belljar.http.health import HostCheckMiddleware
 
         executions = Executions(runtime)
         data_plane = FoundryApp(runtime, executions)
@@ -72,7 +72,7 @@ class AzureProduct(Product):
             if path not in ("/mcp", "/mcp/foundry"):
                 return app
             plain = PlainRpc(servers[path], app, limit_bytes=executions.body_limit)
-            guarded = HostGuard(plain, transport_security(runtime.settings))
+            guarded = HostCheckMiddleware(plain, transport_security(runtime.settings))
             if path == "/mcp":
                 data_plane.mcp = guarded
             return guarded

@@ -18,7 +18,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from belljar.cli.streams import BROKEN_PIPE, guard_streams, indented, reset_colours
+from belljar.cli.streams import BROKEN_PIPE, filter_streams, indented, reset_colours
 from belljar.errors import BelljarError, UsageError
 from belljar.products import PRODUCTS, is_installed
 
@@ -34,7 +34,7 @@ class CommandEntry:
     is_hidden: bool = False
     takes_rest: bool = False
     """Whether everything after its first argument is the arguments of something else, options included."""
-    elsewhere: str = ""
+    other_platforms: str = ""
     """The function on systems other than Linux; empty where the command is Linux's only."""
 
 
@@ -51,7 +51,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "serve": CommandEntry(
         "workers:command",
         "Serve MCP over stdio, or over HTTP with --http HOST:PORT.",
-        elsewhere="elsewhere:serve_command",
+        other_platforms="other_platforms:serve_command",
     ),
     "container": CommandEntry(
         "container:command",
@@ -61,7 +61,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "run:command",
         "Run Python in a fresh session and save the figures it shows and the files it writes, apart from yours.",
         takes_rest=True,
-        elsewhere="elsewhere:run_command",
+        other_platforms="other_platforms:run_command",
     ),
     "sessions": CommandEntry(
         "sessions:command",
@@ -82,19 +82,23 @@ COMMANDS: dict[str, CommandEntry] = {
     "config": CommandEntry(
         "config:command",
         "Show every setting and where its value comes from, and which files are read.",
-        elsewhere="config:command",
+        other_platforms="config:command",
     ),
     "trust": CommandEntry(
         "trust:command",
         "Obey the belljar.toml of a folder, or its .env, when belljar is started there.",
-        elsewhere="trust:command",
+        other_platforms="trust:command",
     ),
     "plugins": CommandEntry(
         "plugins:command", "List the plugins, what they hook into, and those that failed; exits with 1 if one did."
     ),
-    "doctor": CommandEntry("doctor:command", "Check what this host can do.", elsewhere="elsewhere:doctor_command"),
-    "install": CommandEntry("install:command", "Tell an MCP client how to start belljar.", elsewhere="install:command"),
-    "key": CommandEntry("key:command", "Make a bearer key for HTTP.", elsewhere="key:command"),
+    "doctor": CommandEntry(
+        "doctor:command", "Check what this host can do.", other_platforms="other_platforms:doctor_command"
+    ),
+    "install": CommandEntry(
+        "install:command", "Tell an MCP client how to start belljar.", other_platforms="install:command"
+    ),
+    "key": CommandEntry("key:command", "Make a bearer key for HTTP.", other_platforms="key:command"),
     "reference": CommandEntry("reference:command", "Print a page of the reference as Markdown.", is_hidden=True),
 }
 # Commands of earlier versions, and what to use instead.
@@ -221,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Where nobody reads the output any more, as behind `| head`, it ends without a word and with the status of SIGPIPE.
     """
-    streams = guard_streams()
+    streams = filter_streams()
     _ensure_home()
     try:
         status = _run(arguments)
@@ -287,7 +291,7 @@ def command_groups() -> dict[str, CommandGroup]:
 
 def load_command(entry: CommandEntry) -> Callable[..., None]:
     """Import the function of a command. Modules that only Linux has are imported by no other way from here."""
-    module, _, function = (entry.target if sys.platform == "linux" else entry.elsewhere).partition(":")
+    module, _, function = (entry.target if sys.platform == "linux" else entry.other_platforms).partition(":")
     path = module if "." in module else f"{__name__}.{module}"
     if path not in sys.modules:
         with uncollected_imports():
@@ -331,7 +335,7 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return a context of the imported command, which the group then invokes instead of this one."""
-        if sys.platform != "linux" and not self._entry.elsewhere:
+        if sys.platform != "linux" and not self._entry.other_platforms:
             self.callback = self._refuse
             return super().make_context(
                 info_name, args, parent, **extra, ignore_unknown_options=True, allow_extra_args=True

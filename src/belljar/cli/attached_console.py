@@ -12,8 +12,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from belljar.attachments import AttachedSession, open_attachment
-from belljar.attachments.messages import (
+from belljar.cli.saved_outputs import FigureFiles
+from belljar.cli.terminal import INTERRUPTED, StandardInput, on_sigint, write
+from belljar.engine.attachment_messages import (
+    AttachedSession,
     CommHeard,
     ExecutionEnded,
     ExecutionOutput,
@@ -22,8 +24,7 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
-from belljar.cli.saved_outputs import FigureFiles
-from belljar.cli.terminal import INTERRUPTED, StandardInput, on_sigint, write
+from belljar.engine.remote_attachments import open_attachment
 from belljar.errors import BelljarError
 from belljar.files.transfer import download_folder
 from belljar.outputs.forms import readable_text

@@ -24,7 +24,7 @@ from belljar.questions.schema import choices_of, fields_of, required_of, typed_v
 from belljar.servers import http_sockets
 from belljar.settings import load_command_settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
-from belljar.toolbox.texts import shortened
+from belljar.toolbox.server_text import shortened
 
 LOOK_S = 2.0
 MAX_LINE_CHARS = 80

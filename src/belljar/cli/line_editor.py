@@ -22,9 +22,9 @@ from prompt_toolkit.history import DummyHistory, FileHistory, History, InMemoryH
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 
-from belljar.attachments import AttachedSession
 from belljar.cli.streams import one_line, write_output
 from belljar.cli.terminal import write
+from belljar.engine.attachment_messages import AttachedSession
 from belljar.errors import BelljarError
 from belljar.settings.environments import KERNEL_PREFIX
 

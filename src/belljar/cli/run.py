@@ -23,8 +23,8 @@ from belljar.environments import prepare
 from belljar.errors import InvalidArgument
 from belljar.files.transfer import download_folder
 from belljar.inside import FOLDER
-from belljar.python.handles import SessionHandle
 from belljar.python.local import open_session
+from belljar.python.session_handle import SessionHandle
 from belljar.settings import Settings, load_command_settings
 from belljar.settings.environments import KERNEL_PREFIX
 

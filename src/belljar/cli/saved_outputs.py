@@ -22,7 +22,7 @@ from belljar.files.transfer import safe_path
 from belljar.files.workspace import Workspace
 from belljar.models import Display, FileReference, OutputEvent
 from belljar.outputs.forms import PAGE, PLAIN, extension_of, form_of, is_readable
-from belljar.python.handles import SessionHandle
+from belljar.python.session_handle import SessionHandle
 from belljar.sandboxes.data_path import container_note
 
 _MAX_LISTED_FILES = 20

@@ -15,7 +15,7 @@ from belljar.cli.streams import draw_screen, table
 from belljar.control import ask_sessions
 from belljar.models import SessionInfo
 from belljar.settings import Settings, load_command_settings
-from belljar.toolbox.texts import shortened
+from belljar.toolbox.server_text import shortened
 
 if TYPE_CHECKING:
     from belljar.journal.session_records import SessionRecord

@@ -1,8 +1,8 @@
 """Stdout and stderr of every command: nothing that is written to them acts on the person's terminal.
 
 What sessions, servers and files say may contain terminal control sequences, which set the title, fill the clipboard or
-make the terminal answer as if the person had typed. `guard_streams` puts a filter before both streams, which treats two
-kinds of text differently:
+make the terminal answer as if the person had typed. `filter_streams` puts a filter before both streams, which treats
+two kinds of text differently:
 
 - Our own lines, which may quote names and messages of others. They have no colours; every control character becomes
   `U+FFFD`, on a terminal and elsewhere alike.
@@ -137,7 +137,7 @@ class ColourState:
             stream.flush()
 
 
-class GuardedStream:
+class FilteredStream:
     """A text stream that filters both kinds of text; its other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO, colours: ColourState) -> None:
@@ -209,11 +209,11 @@ class GuardedStream:
         return getattr(self.stream, name)
 
 
-def guard_streams() -> tuple[GuardedStream, GuardedStream]:
+def filter_streams() -> tuple[FilteredStream, FilteredStream]:
     """Replace `sys.stdout` and `sys.stderr` by filtered streams, for the rest of this process, and return them."""
     colours = ColourState()
     stdout, stderr = (
-        stream if isinstance(stream, GuardedStream) else GuardedStream(stream, colours)
+        stream if isinstance(stream, FilteredStream) else FilteredStream(stream, colours)
         for stream in (sys.stdout, sys.stderr)
     )
     sys.stdout, sys.stderr = cast("TextIO", stdout), cast("TextIO", stderr)
@@ -223,25 +223,25 @@ def guard_streams() -> tuple[GuardedStream, GuardedStream]:
 def reset_colours() -> None:
     """Reset the colours that a session's output left set, before the person's shell prints its prompt."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, GuardedStream):
+        if isinstance(stream, FilteredStream):
             stream.colours.reset()
 
 
 def write_output(stream: TextIO, text: str) -> None:
     """Write output that the person asked for to stdout or stderr."""
-    guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
+    guarded = stream if isinstance(stream, FilteredStream) else FilteredStream(stream, ColourState())
     guarded.write_output(text)
 
 
 def draw_screen(stream: TextIO, lines: Sequence[str]) -> None:
     """Show lines on a terminal, in place of what it shows."""
-    guarded = stream if isinstance(stream, GuardedStream) else GuardedStream(stream, ColourState())
+    guarded = stream if isinstance(stream, FilteredStream) else FilteredStream(stream, ColourState())
     guarded.draw(lines)
 
 
 def raw_stream(stream: TextIO) -> TextIO:
     """Return the unfiltered stream, for rich to draw on."""
-    return stream.stream if isinstance(stream, GuardedStream) else stream
+    return stream.stream if isinstance(stream, FilteredStream) else stream
 
 
 def log_to_stderr(level: int) -> None:

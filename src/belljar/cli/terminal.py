@@ -16,7 +16,7 @@ from belljar.models import Display, ExecutionResult, OutputEvent
 from belljar.outputs.forms import is_readable
 from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.outputs.terminal_text import LineFolder
-from belljar.python.handles import SessionHandle
+from belljar.python.session_handle import SessionHandle
 from belljar.questions.schema import JSON_HINT
 
 INTERRUPTED = 130

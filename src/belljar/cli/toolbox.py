@@ -35,7 +35,7 @@ from belljar.toolbox.learned_shapes import OwnedShapes, Shapes
 from belljar.toolbox.names import names_of
 from belljar.toolbox.search import ToolIndex
 from belljar.toolbox.server_config import load_servers
-from belljar.toolbox.texts import first_sentence
+from belljar.toolbox.server_text import first_sentence
 from belljar.toolbox.toolbox import INSIDE
 from belljar.toolbox.upstreams import UpstreamConnections, open_upstreams
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from belljar.console.forms import SessionActions
 from belljar.console.frames import Frames
-from belljar.console.guard import ENTER, ConsoleGuard, is_own_path
+from belljar.console.middleware import ENTER, ConsoleMiddleware, is_own_path
 from belljar.console.pages import FilePages, Pages
 from belljar.console.stream import PageStreams
 from belljar.console.templating import render, static_files, static_version
@@ -98,7 +98,7 @@ def console_app(
     app = Starlette(routes=[exact(route) for route in routes], exception_handlers={404: _missing})
     # A path with a slash too many is no path of ours, and a redirect would be one more answer to guard.
     app.router.redirect_slashes = False
-    return ConsoleGuard(app, sign_in)
+    return ConsoleMiddleware(app, sign_in)
 
 
 def _answered(endpoint: Endpoint) -> Endpoint:

@@ -11,11 +11,11 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from belljar.console.cell_views import CellView, QuestionView, waterfall
 from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, stored_pages
 from belljar.console.forms import DONE
 from belljar.console.frames import picture_response
 from belljar.console.templating import render
-from belljar.console.views import CellView, QuestionView, waterfall
 from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.models import ExecutionEntry, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, FileMissing, QuestionNotFound

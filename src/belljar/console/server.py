@@ -11,14 +11,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from belljar.console.app import PATHS, console_app
-from belljar.console.guard import ENTER
+from belljar.console.middleware import ENTER
 from belljar.engine.many import ManyEngine, Places, servers_of
 from belljar.engine.models import ConsoleLink
 from belljar.http.app import transport_security
 from belljar.http.auth import build_auth
 from belljar.http.auth.browser import BrowserSignIn
 from belljar.http.auth.code_flow import CodeFlow
-from belljar.http.health import HostGuard, Operations, SpeakerRefusal, exact
+from belljar.http.health import HostCheckMiddleware, Operations, SpeakerRefusal, exact
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 
@@ -111,5 +111,5 @@ def remote_console(settings: Settings) -> tuple[ServedConsole, Starlette]:
     console = ServedConsole(sign_in, dict.fromkeys(PATHS, app))
     # On loopback whatever the servers' own settings are, and for names of loopback only.
     security = transport_security(settings.model_copy(update={"http": "", "allowed_hosts": [], "trust_network": False}))
-    routes = [exact(Route(path, HostGuard(one, security))) for path, one in console.apps.items()]
+    routes = [exact(Route(path, HostCheckMiddleware(one, security))) for path, one in console.apps.items()]
     return console, Starlette(routes=routes, middleware=[Middleware(SpeakerRefusal)])

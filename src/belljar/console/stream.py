@@ -13,9 +13,9 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from belljar.console.cell_views import CellView
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
 from belljar.console.pages import Pages
-from belljar.console.views import CellView
 from belljar.engine.contract import Access, Engine
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.errors import BelljarError, InvalidArgument, SessionNotFound

@@ -20,12 +20,12 @@ from belljar.engine.models import (
     NameCompletion,
     OutputLines,
     PackageList,
+    ProgressStep,
     Server,
     ServerEvent,
     SessionDetail,
     SessionEntry,
     SessionPage,
-    Step,
     Submitted,
     TableRows,
     UsageHistory,
@@ -195,10 +195,10 @@ class CalledEngine:
         reason: str = "",
         gpus: int | None = None,
         patience_s: float | None = None,
-    ) -> AsyncGenerator[Step]:
+    ) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
         wanted = {"environment": environment, "reason": reason, "gpus": gpus, "patience_s": patience_s}
-        async for step in self._stream("open_session", access, Step, **wanted):
+        async for step in self._stream("open_session", access, ProgressStep, **wanted):
             yield step
 
     async def rename(self, access: Access, session_id: str, reason: str) -> SessionEntry:
@@ -248,9 +248,9 @@ class CalledEngine:
         answer = {"number": number, "action": action, "values": values}
         await self._call("reply", access, execution_id=execution_id, **answer)
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
-        async for step in self._stream("install", access, Step, session_id=session_id, packages=packages):
+        async for step in self._stream("install", access, ProgressStep, session_id=session_id, packages=packages):
             yield step
 
     async def queue_install(self, access: Access, session_id: str, packages: list[str]) -> str:

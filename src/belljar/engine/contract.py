@@ -26,12 +26,12 @@ from belljar.engine.models import (
     NameCompletion,
     OutputLines,
     PackageList,
+    ProgressStep,
     Server,
     ServerEvent,
     SessionDetail,
     SessionEntry,
     SessionPage,
-    Step,
     Submitted,
     TableRows,
     UsageHistory,
@@ -263,7 +263,7 @@ class Engine(Protocol):
         reason: str = "",
         gpus: int | None = None,
         patience_s: float | None = None,
-    ) -> AsyncGenerator[Step]:
+    ) -> AsyncGenerator[ProgressStep]:
         """Make a session of the caller's own and start its kernel; nothing of it stays if that fails or is left.
 
         An environment that is being made is waited for `patience_s` long; then the first cell starts the kernel.
@@ -324,7 +324,7 @@ class Engine(Protocol):
         """Answer a question of an execution as its client; nothing happens if another one waits by now, or none."""
         ...
 
-    def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+    def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[ProgressStep]:
         """Install packages for a session, and import them in it to prove that they work."""
         ...
 

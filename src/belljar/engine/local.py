@@ -16,9 +16,9 @@ from belljar.engine.models import (
     ExecutionProgress,
     Followed,
     Installation,
+    ProgressStep,
     ServerEvent,
     SessionEntry,
-    Step,
     Submitted,
 )
 from belljar.engine.packages import installing_cell
@@ -103,11 +103,11 @@ class LocalEngine(LocalViews):
         reason: str = "",
         gpus: int | None = None,
         patience_s: float | None = None,
-    ) -> AsyncGenerator[Step]:
+    ) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
         session = await self._make(access.principal, environment, reason, gpus)
 
-        async def start(tell: Callable[[str], None]) -> Step:
+        async def start(tell: Callable[[str], None]) -> ProgressStep:
             said: list[str] = []
 
             def note(text: str) -> None:
@@ -125,7 +125,7 @@ class LocalEngine(LocalViews):
             waits_for = "" if starting.done() else said[-1]
             notice = session.lease.notice() if access.via == "client" else None
             info = await asyncio.to_thread(session.info)
-            return Step(kind="done", text=waits_for, session=info, notice=notice)
+            return ProgressStep(kind="done", text=waits_for, session=info, notice=notice)
 
         is_told = False
         try:
@@ -246,12 +246,12 @@ class LocalEngine(LocalViews):
             return
         execution.reply(QuestionReply(action, values if action == "accept" else {}), number)
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
         check_requirements(packages)
         session = await self._reach(access, session_id)
 
-        async def work(tell: Callable[[str], None]) -> Step:
+        async def work(tell: Callable[[str], None]) -> ProgressStep:
             async def tell_stage(stage: str) -> None:
                 tell(stage)
 
@@ -262,7 +262,7 @@ class LocalEngine(LocalViews):
                 pinned=done.pinned,
             )
             self._note(access, session_id, f"installed {', '.join(packages)[:MAX_TEXT]}")
-            return Step(kind="done", installation=report)
+            return ProgressStep(kind="done", installation=report)
 
         with session.in_use():
             async with aclosing(_steps(work)) as steps:
@@ -401,10 +401,10 @@ def _progress(execution: Execution) -> ExecutionProgress:
     )
 
 
-async def _steps(work: Callable[[Callable[[str], None]], Awaitable[Step]]) -> AsyncGenerator[Step]:
+async def _steps(work: Callable[[Callable[[str], None]], Awaitable[ProgressStep]]) -> AsyncGenerator[ProgressStep]:
     """Yield what `work` tells, and then what it returns; it is cancelled if nobody wants that any more."""
-    told: asyncio.Queue[Step | None] = asyncio.Queue()
-    task = asyncio.ensure_future(work(lambda text: told.put_nowait(Step(kind="stage", text=text))))
+    told: asyncio.Queue[ProgressStep | None] = asyncio.Queue()
+    task = asyncio.ensure_future(work(lambda text: told.put_nowait(ProgressStep(kind="stage", text=text))))
     task.add_done_callback(lambda _: told.put_nowait(None))
     try:
         while (step := await told.get()) is not None:

@@ -363,20 +363,20 @@ class LocalViews:
 
     async def _row(self, access: Access, session_id: str, *, is_counted: bool = False) -> SessionRecord:
         row = await self._history.session(session_id, is_counted=is_counted)
-        is_elsewhere = row is not None and row.state == "live" and row.run != self._run
+        is_at_another_server = row is not None and row.state == "live" and row.run != self._run
         live = self._registry.find_open(session_id) if self._registry.journal.is_failing else None
         if row is None and live is not None and access.may_see(live.principal):
             raise unwritten(f"session {session_id[:64]!r} is open")
-        if row is None or not access.may_see(row.principal) or is_elsewhere:
+        if row is None or not access.may_see(row.principal) or is_at_another_server:
             raise SessionNotFound(f"session {session_id[:64]!r} does not exist")
         return row
 
     async def _execution_row(self, access: Access, execution_id: str) -> ExecutionRow:
         row = await read_execution(self._history, execution_id, self._entries.running)
-        is_elsewhere = row is not None and row.live_run not in ("", self._run)
+        is_at_another_server = row is not None and row.live_run not in ("", self._run)
         if row is None and self._registry.journal.is_failing:
             raise unwritten(f"execution {execution_id[:64]!r} may have been submitted just now")
-        if row is None or not access.may_see(row.principal) or is_elsewhere:
+        if row is None or not access.may_see(row.principal) or is_at_another_server:
             raise ExecutionNotFound(f"execution {execution_id[:64]!r} does not exist")
         return row
 

@@ -185,7 +185,7 @@ class Installation(Model):
     """All that was installed, as an installer takes it."""
 
 
-class Step(Model):
+class ProgressStep(Model):
     """A step of what takes long: with `stage`, what it is busy with; the last one has what came of it."""
 
     kind: Literal["stage", "done"]

@@ -32,7 +32,7 @@ from belljar.errors import EnvironmentBroken
 from belljar.inside import FOLDER
 
 SOLVER = FOLDER / "conda_solver.py"
-GUARD = FOLDER / "child_guard.py"
+GUARD = FOLDER / "kill_with_parent.py"
 LANDLOCK = FOLDER / "landlock.py"
 COMPILER = FOLDER / "compile_packages.py"
 SIDE = ".uv-"

@@ -13,7 +13,7 @@ from belljar.policy.guard import Guard
 from belljar.questions.models import Question, QuestionReply, SubjectFinding
 from belljar.settings.environments import KERNEL_PREFIX
 from belljar.toolbox.question_subjects import code_subject
-from belljar.toolbox.texts import one_line, visible
+from belljar.toolbox.server_text import one_line, visible
 
 MAX_CODE_CHARS = 2_000
 MAX_FINDING_CHARS = 200

@@ -15,7 +15,7 @@ from belljar.models import iso_ms
 from belljar.outputs.events import InputRequest
 from belljar.questions.inbox import Inbox, WaitingQuestion
 from belljar.questions.models import InboxQuestion, Question, QuestionReply, QuestionSubject, shown_fields
-from belljar.toolbox.texts import shortened
+from belljar.toolbox.server_text import shortened
 
 ALIVE_CHECK_S = 0.5
 ANSWER = "answer"

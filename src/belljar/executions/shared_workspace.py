@@ -41,7 +41,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-class OwnerFolder:
+class WorkspaceFolder:
     """The kept files of one owner."""
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
@@ -109,25 +109,25 @@ class OwnerFolder:
         os.utime(self._lock, ns=(now, now))
 
 
-class OwnerFolders:
+class WorkspaceFolders:
     """The folders of all owners. Their names are hashes, so that no owner can choose one."""
 
     def __init__(self, folder: Path, *, limit_mb: int) -> None:
         self._folder = folder
         self._limit_mb = limit_mb
 
-    def of(self, principal: str) -> OwnerFolder:
+    def of(self, principal: str) -> WorkspaceFolder:
         """Return the folder of an owner."""
         name = hashlib.sha256(principal.encode(errors="surrogatepass")).hexdigest()[:32]
-        return OwnerFolder(self._folder / name, limit_bytes=self._limit_mb * MEBIBYTE)
+        return WorkspaceFolder(self._folder / name, limit_bytes=self._limit_mb * MEBIBYTE)
 
 
-def open_owner_folders(settings: Settings) -> OwnerFolders | None:
+def open_shared_workspaces(settings: Settings) -> WorkspaceFolders | None:
     """Return the owners' folders of a server; None where the setting `workspace` is off."""
     if settings.workspace == "off":
         return None
     folder = Path(settings.workspace_directory or shared_folder(settings.data_directory) / "workspaces")
-    return OwnerFolders(folder, limit_mb=settings.workspace_mb)
+    return WorkspaceFolders(folder, limit_mb=settings.workspace_mb)
 
 
 class SharedWorkspace:
@@ -136,8 +136,8 @@ class SharedWorkspace:
     `stamps_file` is on the host, outside the session's reach. It has the stamps of files that were equal in both.
     """
 
-    def __init__(self, owner_folder: OwnerFolder, workspace: Workspace, stamps_file: Path) -> None:
-        self._owner_folder = owner_folder
+    def __init__(self, workspace_folder: WorkspaceFolder, workspace: Workspace, stamps_file: Path) -> None:
+        self._folder = workspace_folder
         self._workspace = workspace
         self._stamps_file = stamps_file
         self._same = _read_stamps(stamps_file)
@@ -152,7 +152,7 @@ class SharedWorkspace:
 
     async def bring_in(self, room_bytes: int) -> list[str]:
         """Copy in, before a cell, what changed in the owner's folder; return notices for the output."""
-        version = self._owner_folder.version()
+        version = self._folder.version()
         if version == self._version:
             return []
         try:
@@ -187,8 +187,8 @@ class SharedWorkspace:
         self._workspace.make_folder(FOLDER)
         before = dict(self._same)
         missing: list[str] = []
-        with self._owner_folder.locked():
-            there = self._owner_folder.files()
+        with self._folder.locked():
+            there = self._folder.files()
             here = {
                 name.removeprefix(_PREFIX): stamp_of(status) for name, status in self._workspace.scan((FOLDER,)).found
             }
@@ -200,7 +200,7 @@ class SharedWorkspace:
                 if stamp[1] > room_bytes:
                     missing.append(f"{shown(name)} (no room for its {stamp[1]:,} bytes in the session)")
                     continue
-                self._owner_folder.copy_to(name, self._workspace, _PREFIX + name, room_bytes)
+                self._folder.copy_to(name, self._workspace, _PREFIX + name, room_bytes)
                 self._same[name] = (self._stamp_here(name), stamp)
                 room_bytes -= stamp[1]
         self._is_rewound = False
@@ -229,23 +229,23 @@ class SharedWorkspace:
 
     def _take_out(self, changed: list[str], gone: list[str]) -> list[str]:
         unkept: list[str] = []
-        with self._owner_folder.locked():
-            is_current = self._owner_folder.version() == self._version
-            owner_files = self._owner_folder.files()
+        with self._folder.locked():
+            is_current = self._folder.version() == self._version
+            owner_files = self._folder.files()
             # Delete only files that are missing from an existing folder. If `workspace/` itself was deleted or renamed,
             # it is copied in again.
             is_there = self._is_folder()
             for name in gone:
                 _, stamp = self._same.pop(name)
                 if is_there and owner_files.get(name) == stamp:
-                    self._owner_folder.remove(name)
+                    self._folder.remove(name)
                     del owner_files[name]
             for name in changed:
                 try:
                     self._same[name] = self._put(name, owner_files)
                 except BelljarError as error:
                     unkept.append(f"{shown(name)} ({_reason(error)})")
-            self._version = self._owner_folder.version() if is_current and is_there else -1
+            self._version = self._folder.version() if is_current and is_there else -1
         self._write_stamps()
         return _notices("not kept for other sessions", unkept)
 
@@ -259,7 +259,7 @@ class SharedWorkspace:
     def _put(self, name: str, owner_files: dict[str, Stamp]) -> tuple[Stamp, Stamp]:
         file, status = self._workspace.open_read(_PREFIX + name)
         with file:
-            return stamp_of(status), self._owner_folder.put(name, file.fileno(), owner_files)
+            return stamp_of(status), self._folder.put(name, file.fileno(), owner_files)
 
     def _stamp_here(self, name: str) -> Stamp:
         file, status = self._workspace.open_read(_PREFIX + name)

@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1024 * 1024
 def open_host_folder(path: str) -> int:
     """Return a descriptor of a folder of the host (`O_PATH`), or raise SandboxUnavailable. The caller closes it."""
     if sys.platform != "linux":  # sessions have no view of their own there, and see what the server's user sees
-        return _open_elsewhere(path)
+        return _open_on_other_platforms(path)
     try:
         descriptor, links = _follow(path)
     except OSError as error:
@@ -79,7 +79,7 @@ def _check_links(count: int, path: str) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _open_elsewhere(path: str) -> int:
+def _open_on_other_platforms(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -103,7 +103,7 @@ class Connection:
         self._writer.transport.abort()
 
 
-class Answer:
+class RelayedAnswer:
     """The answer of another server, while it comes."""
 
     def __init__(self, head: h11.Response, connection: Connection) -> None:
@@ -156,7 +156,7 @@ class Connections:
     @asynccontextmanager
     async def ask(
         self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | Receive = b""
-    ) -> AsyncGenerator[Answer]:
+    ) -> AsyncGenerator[RelayedAnswer]:
         """Send a request and return its answer; the connection is closed if the block ends before the answer does.
 
         A `body` that is `receive` of ASGI is sent while it arrives.
@@ -174,7 +174,7 @@ class Connections:
             head = await connection.receive()
             if not isinstance(head, h11.Response):
                 raise session_lost()
-            yield Answer(head, connection)
+            yield RelayedAnswer(head, connection)
         except SessionLost:
             self._close_idle()  # those of a server that has ended may not show it yet
             raise
@@ -264,7 +264,7 @@ async def relay(
         return message
 
     async with leaving(receive, is_sent):
-        begun: Answer | None = None
+        begun: RelayedAnswer | None = None
         try:
             asked = connections.ask(scope["method"], target_of(scope), headers, receive_body if body is None else body)
             async with asked as answer:

@@ -1,7 +1,7 @@
 """The HTTP API, `/api/v1`: answers each operation of the engine's table (`engine/operations.py`), and describes it.
 
-Knows `Engine` and nothing below it. Who calls is in the request: `console/guard.py` or `server_socket.py` put it there,
-and refused everybody else.
+Knows `Engine` and nothing below it. Who calls is in the request: `console/middleware.py` or `server_socket.py` put it
+there, and refused everybody else.
 """
 
 import json

@@ -37,7 +37,7 @@ from belljar.http.connections import ACCEPTED_AT_ONCE, IDLE_S, CallerShares, Con
 from belljar.http.forwarded import ProxyNotice, knows_callers
 from belljar.http.health import (
     CountedRefusals,
-    HostGuard,
+    HostCheckMiddleware,
     LocalOnly,
     Operations,
     SpeakerRefusal,
@@ -188,12 +188,12 @@ def build_app(
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     operations: Operations | None = None,
     parts: HttpParts | None = None,
-    own_guard: Mapping[str, ASGIApp] | None = None,
+    with_own_auth: Mapping[str, ASGIApp] | None = None,
     placement: Placement | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
-    What a product puts there, `parts`, is behind the same guards as the servers. The apps of `own_guard` ask for
+    What a product puts there, `parts`, is behind the same guards as the servers. The apps of `with_own_auth` ask for
     credentials themselves, as the console does; they are behind the check of Host and Origin only.
 
     `placement` is behind the guards, before servers and products: it passes on what is for another server.
@@ -217,21 +217,21 @@ def build_app(
         endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
         endpoint = parts.wrap_server(path, endpoint) if parts is not None else endpoint
         endpoint = placement.wrap(path, endpoint, managers[id(server)]) if placement is not None else endpoint
-        endpoint = shares.guard(endpoint) if auth else endpoint
-        routes.append(Route(path, CountedRefusals(auth.guard(endpoint) if auth else endpoint)))
+        endpoint = shares.limit(endpoint) if auth else endpoint
+        routes.append(Route(path, CountedRefusals(auth.require_credentials(endpoint) if auth else endpoint)))
     if auth:
         routes.extend(auth.metadata_routes())
     first = signpost(servers, asks_for_credentials=auth is not None, has_data_plane=parts is not None)
-    guarded = HostGuard(request_response(first), transport_security(settings))
-    routes.append(Route("/", CountedRefusals(guarded), methods=["GET"]))
-    for path, unplaced in (own_guard or {}).items():
+    checked = HostCheckMiddleware(request_response(first), transport_security(settings))
+    routes.append(Route("/", CountedRefusals(checked), methods=["GET"]))
+    for path, unplaced in (with_own_auth or {}).items():
         app = placement.wrap(path, unplaced) if placement is not None else unplaced
-        routes.append(exact(Route(path, CountedRefusals(HostGuard(app, transport_security(settings))))))
+        routes.append(exact(Route(path, CountedRefusals(HostCheckMiddleware(app, transport_security(settings))))))
     if parts is not None:
         data_plane = placement.wrap("/{path:path}", parts.data_plane) if placement is not None else parts.data_plane
-        guarded = auth.guard(shares.guard(data_plane)) if auth else data_plane
-        guarded = parts.wrap_refusals(HostGuard(guarded, transport_security(settings)))
-        routes.append(Route("/{path:path}", CountedRefusals(guarded)))
+        checked = auth.require_credentials(shares.limit(data_plane)) if auth else data_plane
+        checked = parts.wrap_refusals(HostCheckMiddleware(checked, transport_security(settings)))
+        routes.append(Route("/{path:path}", CountedRefusals(checked)))
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncGenerator[None]:
@@ -268,8 +268,8 @@ def _session_manager(server: MCPServer[Any], settings: Settings, mark: str) -> S
 def _guarded_metrics(operations: Operations, settings: Settings, auth: AuthConfig | None) -> ASGIApp:
     app: ASGIApp = request_response(operations.metrics)
     if settings.metrics == "local":
-        app = LocalOnly(auth.guard(app) if auth else app)
-    return CountedRefusals(HostGuard(app, transport_security(settings)))
+        app = LocalOnly(auth.require_credentials(app) if auth else app)
+    return CountedRefusals(HostCheckMiddleware(app, transport_security(settings)))
 
 
 async def serve_http(

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from belljar.attachments import messages
-from belljar.attachments.local import LocalAttachment, attach
-from belljar.attachments.messages import CommsRequest, DoneReply, OpenedReply, QueuedReply
+from belljar.engine import attachment_messages as messages
+from belljar.engine.attachment_messages import CommsRequest, DoneReply, OpenedReply, QueuedReply
+from belljar.engine.attachments import LocalAttachment, attach
 from belljar.engine.contract import Access
 from belljar.engine.operations import JSON, PREFIX
 from belljar.errors import BelljarError, Busy, InvalidArgument, SessionNotFound
@@ -197,7 +197,7 @@ async def _reply(attached: LocalAttachment, request: messages.Request) -> messag
             await attached.send_comm(request_id, comm)
         case CommsRequest():
             return OpenedReply(comms=await attached.comms())
-        case messages.InterruptRequest():
+        case messages.InterruptMessage():
             await attached.interrupt()
         case messages.CompleteRequest(code=code, cursor=cursor):
             return await attached.complete(code, cursor)

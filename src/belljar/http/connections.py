@@ -335,7 +335,7 @@ class CallerShares:
         self._most = most
         self._under_way: Counter[str] = Counter()
 
-    def guard(self, app: ASGIApp) -> ASGIApp:
+    def limit(self, app: ASGIApp) -> ASGIApp:
         """Return the app behind the limit; the caller has to be authenticated before it."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -151,7 +151,7 @@ def _is_here(peer: str) -> bool:
     return is_loopback(peer)
 
 
-class HostGuard:
+class HostCheckMiddleware:
     """Middleware that refuses foreign Host and Origin headers, as the SDK does on the MCP paths."""
 
     def __init__(self, app: ASGIApp, allowed: TransportSecuritySettings) -> None:

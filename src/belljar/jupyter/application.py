@@ -18,7 +18,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import Type
 
-from belljar.attachments import open_attachment
+from belljar.engine.remote_attachments import open_attachment
 from belljar.errors import InvalidArgument
 from belljar.jupyter.kernel import BelljarKernel
 from belljar.jupyter.sessions import OpenSession, SessionKeeper, agents

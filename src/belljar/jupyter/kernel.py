@@ -19,8 +19,9 @@ from ipykernel._version import kernel_protocol_version
 from ipykernel.kernelbase import Kernel
 from zmq.eventloop.zmqstream import ZMQStream
 
-from belljar.attachments import AttachedSession
-from belljar.attachments.messages import (
+from belljar.distribution import own_version
+from belljar.engine.attachment_messages import (
+    AttachedSession,
     CommHeard,
     ExecutionEnded,
     ExecutionOutput,
@@ -29,7 +30,6 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
-from belljar.distribution import own_version
 from belljar.errors import BelljarError, EngineError
 from belljar.jupyter.sessions import SessionKeeper
 from belljar.outputs.events import CommKind, CommMessage

@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.attachments import AttachedSession, attach, open_attachment, open_served
+from belljar.engine.attachment_messages import AttachedSession
+from belljar.engine.attachments import attach
+from belljar.engine.remote_attachments import open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
 from belljar.http.server_socket import open_reachable_runtime
 from belljar.settings import Settings

@@ -210,14 +210,14 @@ async def request_fork(
     fork_wire: Wire,
     forked: ForkedProcess,
     *,
-    is_elsewhere: bool,
+    in_other_sandbox: bool,
     entry: NamespaceEntry | None = None,
     **more: Any,
 ) -> None:
     """Ask a runner or a zygote to fork a kernel. The request says nothing that later forks must not know.
 
-    The fork of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with `is_elsewhere`
-    waits for `move_into_sandbox` to name another.
+    The fork of a zygote enters the sandbox of `entry`. That of a session stays in the same one, or with
+    `in_other_sandbox` waits for `move_into_sandbox` to name another.
     """
     descriptors = [*fork_wire.child_ends, forked.child_end]
     if entry is not None:
@@ -225,7 +225,7 @@ async def request_fork(
         more["entry"] = _entry_fields(entry)
     message = {
         "op": "fork",
-        "is_elsewhere": is_elsewhere,
+        "is_elsewhere": in_other_sandbox,
         "has_keeper": forked.has_keeper,
         "descriptors": len(descriptors),
         **more,

@@ -427,10 +427,12 @@ class IPythonKernel:
         try:
             async with fork_timeout():
                 if checkpoint is None:
-                    await request_fork(self._wire, wire, forked, is_elsewhere=True, id=request_id)
+                    await request_fork(self._wire, wire, forked, in_other_sandbox=True, id=request_id)
                     answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 else:
-                    await request_fork(as_checkpoint_process(checkpoint).wire, wire, forked, is_elsewhere=True, id=0)
+                    await request_fork(
+                        as_checkpoint_process(checkpoint).wire, wire, forked, in_other_sandbox=True, id=0
+                    )
                     answer = self._check_forked(
                         await as_checkpoint_process(checkpoint).wire.expect(protocol.ForkedMessage)
                     )
@@ -486,7 +488,7 @@ class IPythonKernel:
         wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
             async with fork_timeout():
-                await request_fork(checkpoint.wire, wire, forked, is_elsewhere=False, id=0)
+                await request_fork(checkpoint.wire, wire, forked, in_other_sandbox=False, id=0)
                 self._check_forked(await checkpoint.wire.expect(protocol.ForkedMessage))
             kernel = await await_fork(wire, forked, self.sandbox, self.environment, change)
             await kernel._check_answers()

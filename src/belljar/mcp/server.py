@@ -262,7 +262,7 @@ def _extensions(runtime: Runtime, surfaces: Sequence[str]) -> list[Extension]:
     return found
 
 
-class OwnSurfaces:
+class BuiltinSurfaces:
     """belljar's own surfaces, as a plugin."""
 
     @hookimpl
@@ -287,21 +287,21 @@ class OwnSurfaces:
 def add_surfaces(plugins: Plugins) -> None:
     """Register belljar's own surfaces, once."""
     if all(record.name != "surfaces" or not record.is_core for record in plugins.records):
-        plugins.add("surfaces", OwnSurfaces())
+        plugins.add("surfaces", BuiltinSurfaces())
 
 
 def build_http_app(
-    runtime: Runtime, own_guard: Mapping[str, ASGIApp] | None = None, placement: Placement | None = None
+    runtime: Runtime, with_own_auth: Mapping[str, ASGIApp] | None = None, placement: Placement | None = None
 ) -> Starlette:
     """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already.
 
-    The apps of `own_guard` are served at their paths, and ask for credentials themselves. `placement` finds the server
-    that a request is for, where there are several.
+    The apps of `with_own_auth` are served at their paths, and ask for credentials themselves. `placement` finds the
+    server that a request is for, where there are several.
     """
     settings, mark = runtime.settings, placement.mark if placement is not None else ""
     servers = {"/mcp": build_server(runtime, settings.surfaces, mark)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name], mark) for name in settings.surfaces}
     parts = next((parts for product in products() if (parts := product.http(runtime, servers))), None)
     return build_app(
-        servers, settings, operations=Operations(runtime), parts=parts, own_guard=own_guard, placement=placement
+        servers, settings, operations=Operations(runtime), parts=parts, with_own_auth=with_own_auth, placement=placement
     )

@@ -203,7 +203,7 @@ class ExecutionTasks:
         live = self._sessions.executions.find(task_id, principal)
         if live is not None and not live.is_finished:
             return self._unfinished_task(record, live, ctx)
-        if live is None and record.result is None and self._runs_elsewhere(record):
+        if live is None and record.result is None and self._runs_at_another_server(record):
             return Task(task_id, "working", record.submitted_at, time.time(), "runs under another server")
         return self._ended_task(record, ctx)
 
@@ -229,7 +229,7 @@ class ExecutionTasks:
             return _failed_task(record.id, record.submitted_at, ended_at, result)
         return completed_task(record.id, record.submitted_at, ended_at, self._surface.shown(result, ctx))
 
-    def _runs_elsewhere(self, record: ExecutionRecord) -> bool:
+    def _runs_at_another_server(self, record: ExecutionRecord) -> bool:
         session = self._sessions.records.find(record.session_id)
         return session is not None and session.state == "live" and is_living(self._runs_folder, session.run)
 

@@ -25,7 +25,7 @@ from starlette.requests import Request
 
 from belljar import logs, metrics, tracing
 from belljar.engine.contract import Access
-from belljar.engine.models import Step
+from belljar.engine.models import ProgressStep
 from belljar.errors import BelljarError, Busy, EngineError, InvalidArgument, out_of_descriptors
 from belljar.http.auth import current_principal
 from belljar.mcp.content import error_blocks
@@ -120,7 +120,7 @@ def current_client() -> Access:
     return Access(current_principal(), via="client")
 
 
-async def last_step(steps: AsyncGenerator[Step], report: Callable[[str], Awaitable[None]]) -> Step:
+async def last_step(steps: AsyncGenerator[ProgressStep], report: Callable[[str], Awaitable[None]]) -> ProgressStep:
     """Report the stages of what takes long, and return the step that says what came of it."""
     async with aclosing(steps) as told:
         async for step in told:

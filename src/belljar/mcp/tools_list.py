@@ -13,7 +13,7 @@ from typing import Any, cast
 from belljar.environments.installed_check import check_installed
 from belljar.environments.managed import DEFAULT
 from belljar.errors import BelljarError
-from belljar.provisioning.environments import is_elsewhere
+from belljar.provisioning.environments import is_remote
 from belljar.runtime import Runtime
 from belljar.sandboxes.base import WORKSPACE
 from belljar.settings.azure import AZURE
@@ -109,7 +109,7 @@ class Surroundings:
         name = self._settings.environment
         if name == DEFAULT.name:
             return [*_OF_DEFAULT]
-        if is_elsewhere(name):
+        if is_remote(name):
             return None
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(name))

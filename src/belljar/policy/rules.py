@@ -25,7 +25,7 @@ _DOTTED = re.compile(r"[\w*?]+(\.[\w*?]+)*")
 MAX_TEXT_CHARS = 10_000
 
 
-class Table(BaseModel):
+class PolicyTable(BaseModel):
     """A table of the file. An unknown key is an error, because it is probably a mistake."""
 
     # The validators are built when there is a file to check, because most servers have none.
@@ -78,7 +78,7 @@ Names = Annotated[list[Annotated[str, AfterValidator(_checked_name)]], BeforeVal
 Cel = Annotated[str, _readable_by(Expression)]
 
 
-class Requirement(Table):
+class Requirement(PolicyTable):
     """An expression that must be true of a call, and the reason to give if it is not."""
 
     expression: Cel
@@ -89,7 +89,7 @@ def _as_requirement(value: object) -> object:
     return {"expression": value} if isinstance(value, str) else value
 
 
-class ToolRule(Table):
+class ToolRule(PolicyTable):
     """A rule for the tools that it matches."""
 
     match: Annotated[
@@ -116,7 +116,7 @@ class ToolRule(Table):
     """`console`: the question is never put to the client, only to people at the server's inbox."""
 
 
-class CodeRule(Table):
+class CodeRule(PolicyTable):
     """A rule about what code must not contain."""
 
     decision: Literal["deny", "ask", "warn"] = "deny"
@@ -138,7 +138,7 @@ class CodeRule(Table):
         return self
 
 
-class OutputRule(Table):
+class OutputRule(PolicyTable):
     """A rule about output that callers do not get to see."""
 
     text: str = Field("", max_length=10_000)
@@ -156,7 +156,7 @@ class OutputRule(Table):
         return self
 
 
-class PolicyLimits(Table):
+class PolicyLimits(PolicyTable):
     """Limits of every session; they can only make the settings stricter."""
 
     max_execution_time: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -169,7 +169,7 @@ class PolicyLimits(Table):
     """Replaces the setting `egress`."""
 
 
-class Policy(Table):
+class Policy(PolicyTable):
     """The whole policy file."""
 
     default: Literal["allow", "ask", "deny"] | None = None

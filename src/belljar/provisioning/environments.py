@@ -25,7 +25,7 @@ from belljar.settings.environments import KERNEL_PREFIX
 log = logging.getLogger(__name__)
 
 
-def is_elsewhere(name: str) -> bool:
+def is_remote(name: str) -> bool:
     """Return whether sessions of that name use none of the environments that belljar prepares."""
     return name == AZURE or name.startswith(KERNEL_PREFIX)
 
@@ -98,7 +98,7 @@ class EnvironmentCache:
     def _home_name(self) -> str:
         """Return the environment that sessions of Jupyter's kernels have beside their own."""
         name = self._settings.environment
-        return DEFAULT.name if is_elsewhere(name) else name
+        return DEFAULT.name if is_remote(name) else name
 
     async def home(self) -> Environment:
         """Return the environment whose Python runs our helpers beside a foreign kernel: the configured one."""
@@ -131,7 +131,7 @@ class EnvironmentCache:
     @contextmanager
     def following(self, name: str, on_progress: Callable[[str], None]) -> Generator[None]:
         """Call `on_progress` with what was said last, and is said next, while the environment is being made."""
-        name = self._home_name() if is_elsewhere(name) else name
+        name = self._home_name() if is_remote(name) else name
         followers = self._followers.setdefault(name, [])
         followers.append(on_progress)
         try:

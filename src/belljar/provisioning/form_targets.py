@@ -25,7 +25,7 @@ _LARGEST_BYTES = 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-class OwnTargets:
+class BuiltinTargets:
     """The targets of the module `forms`, as a plugin."""
 
     @hookimpl

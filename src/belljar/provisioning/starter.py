@@ -22,7 +22,7 @@ from belljar.kernels.ipython import IPythonKernel, start_ipython
 from belljar.kernels.launch import session_environment
 from belljar.plugins import Plugins
 from belljar.provisioning.confined_uv import UvSandbox
-from belljar.provisioning.environments import EnvironmentCache, RemoteKernels, is_elsewhere
+from belljar.provisioning.environments import EnvironmentCache, RemoteKernels, is_remote
 from belljar.provisioning.form_targets import shown_targets
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import HostFolders, revoked
@@ -228,7 +228,7 @@ class KernelStarter:
 
     async def wait_until_warm(self, name: str) -> bool:
         """Wait until sessions of that environment can be forked; False when they will not be."""
-        if is_elsewhere(name):
+        if is_remote(name):
             return False
         zygote = await self.zygotes.of(await self.environments.get(name))
         return zygote is not None and await zygote.warm()

@@ -109,7 +109,7 @@ class ZygoteProcess:
             async with self._forking:
                 self.forks += 1
                 await request_fork(
-                    self._wire, fork_wire, forked, is_elsewhere=True, entry=nested.entry(), threads=threads
+                    self._wire, fork_wire, forked, in_other_sandbox=True, entry=nested.entry(), threads=threads
                 )
             try:
                 kernel = await await_fork(fork_wire, forked, sandbox, environment, change)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from belljar.http.server_socket import open_reachable_runtime
-from belljar.python.handles import SessionHandle, SessionOpener
+from belljar.python.session_handle import SessionHandle, SessionOpener
 from belljar.settings import Settings, given_flags, load_settings
 
 

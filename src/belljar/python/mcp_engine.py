@@ -35,7 +35,7 @@ from belljar.engine.models import (
     FilePart,
     Installation,
     LiveSession,
-    Step,
+    ProgressStep,
     Submitted,
 )
 from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, named_error
@@ -216,11 +216,11 @@ class McpEngine(CalledEngine):
         reason: str = "",
         gpus: int | None = None,
         patience_s: float | None = None,
-    ) -> AsyncGenerator[Step]:
+    ) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
         asked = {} if gpus is None else {"gpus": gpus}
         fields = await self._tool("new_session", environment=environment, **asked)
-        yield Step(kind="done", session=SessionInfo.model_validate(fields))
+        yield ProgressStep(kind="done", session=SessionInfo.model_validate(fields))
 
     async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:
         """See `Engine`."""
@@ -268,10 +268,10 @@ class McpEngine(CalledEngine):
         """See `Engine`."""
         await self._tool("upload_file", session_id=session_id, name=name, base64=b64encode(content).decode())
 
-    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[Step]:
+    async def install(self, access: Access, session_id: str, packages: list[str]) -> AsyncGenerator[ProgressStep]:
         """See `Engine`."""
         answer = await self._tool("install_dependencies", session_id=session_id, packages=packages)
-        yield Step(kind="done", installation=Installation(packages=answer["packages"]))
+        yield ProgressStep(kind="done", installation=Installation(packages=answer["packages"]))
 
     # Calls
 

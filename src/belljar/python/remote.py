@@ -16,8 +16,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import INTERNAL_ERROR, ElicitRequestParams, ElicitResult
 
 from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
-from belljar.python.handles import SessionOpener
 from belljar.python.mcp_engine import McpEngine, as_belljar_error
+from belljar.python.session_handle import SessionOpener
 
 
 class RemoteServer(SessionOpener):

@@ -1,4 +1,4 @@
-"""The Python API for programs without `async`: the handles of `handles.py`, called through a portal.
+"""The Python API for programs without `async`: the handles of `session_handle.py`, called through a portal.
 
 A portal is an event loop in a thread of its own (anyio's). Every method here calls the one of the same name there and
 waits for it; nothing else is done, so that there is one implementation of what sessions do.
@@ -13,7 +13,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
-from belljar.python.handles import ExecutionHandle, OnInput, OutputStream, SessionHandle
+from belljar.python.session_handle import ExecutionHandle, OnInput, OutputStream, SessionHandle
 from belljar.settings import Settings
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ _METHODS = ("check", "take_identity", "release_identity", "open")
 log = logging.getLogger(__name__)
 
 
-class OwnProviders:
+class BuiltinProviders:
     """belljar's own providers, as a plugin."""
 
     @hookimpl
@@ -50,7 +50,7 @@ class OwnProviders:
 
 def providers(settings: Settings, plugins: Plugins | None = None) -> dict[str, Provider]:
     """Return belljar's own providers by name, usable here or not, and another one if that is configured."""
-    own = OwnProviders().sandbox_providers(settings)
+    own = BuiltinProviders().sandbox_providers(settings)
     known = {name: make() for name, make in own.items()}
     if (chosen := settings.sandbox).startswith(PLUGIN_PREFIX):
         known[chosen] = _of_plugin(chosen.removeprefix(PLUGIN_PREFIX), settings, plugins or Plugins())
@@ -62,7 +62,7 @@ def providers(settings: Settings, plugins: Plugins | None = None) -> dict[str, P
 def _of_plugin(name: str, settings: Settings, plugins: Plugins) -> Provider:
     brought = plugins.named("sandbox_providers", settings=settings)
     if name not in brought:
-        others = ", ".join(sorted({*brought} - {*OwnProviders().sandbox_providers(settings)}))
+        others = ", ".join(sorted({*brought} - {*BuiltinProviders().sandbox_providers(settings)}))
         raise SandboxUnavailable(
             f"No plugin brings a sandbox {name}{f', only {others}' if others else ''}",
             hint="See `belljar plugins` for those that failed",

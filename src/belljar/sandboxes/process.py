@@ -107,7 +107,7 @@ class ProcessSandbox(SandboxBase):
         stdin, line = os.pipe()
         try:
             child = start_child(
-                self._enforcement.guarded(self._data_path.command(self.workspace, command), waits=True),
+                self._enforcement.limited_command(self._data_path.command(self.workspace, command), waits=True),
                 environment={**environment, MARK: self._mark},
                 folder=self.workspace,
                 stdin=stdin,

@@ -127,14 +127,14 @@ class IdentifiedSessions:
             raise
         if bound != session.id:  # another server on the same data directory was quicker
             await self._sessions.clear(session.id, principal)
-            raise _elsewhere()
+            raise _at_another_server()
         if end:
             notice = f"the session before this one {end}: its variables and files are gone, and this is a new session"
             session.session_kernel.note_predecessor(notice)
         return session
 
 
-def _elsewhere() -> Busy:
+def _at_another_server() -> Busy:
     return Busy(
         "the session of this identifier lives at another server of the same data directory",
         hint="Send the calls of one identifier to the same server",

@@ -19,7 +19,7 @@ from belljar.change_signal import ChangeLog
 from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
-from belljar.executions.shared_workspace import open_owner_folders
+from belljar.executions.shared_workspace import open_shared_workspaces
 from belljar.files.workspace import Workspace
 from belljar.journal.journal import Journal
 from belljar.journal.question_records import QuestionRecords
@@ -45,7 +45,7 @@ from belljar.sessions.pool import Pool, new_folders
 from belljar.sessions.session import Session, idle_time
 from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
-from belljar.toolbox.texts import one_line
+from belljar.toolbox.server_text import one_line
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
@@ -77,7 +77,7 @@ class Registry:
         self.settings = settings
         self.guardrails = guardrails
         self._redactors = redactors
-        self._owner_folders = open_owner_folders(settings)
+        self._shared_workspaces = open_shared_workspaces(settings)
         self.journal = journal
         self.records = records
         self._folder = folder
@@ -311,8 +311,8 @@ class Registry:
             gpus=self.starter.gpus,
             changes=self.changes,
             inbox=self.inbox,
-            owner_folder=self._owner_folders.of(principal)
-            if self._owner_folders and (tools or self.settings.shares_always)
+            workspace_folder=self._shared_workspaces.of(principal)
+            if self._shared_workspaces and (tools or self.settings.shares_always)
             else None,
             tools=tools,
             skills=SessionSkills(self._library, folders.skills, folders.identity, principal, folders.session_id)
@@ -384,7 +384,7 @@ class Registry:
         """Return the record of a session of the caller that sleeps on disk; None if there is none."""
         self.endings.check_not_hibernating(session_id, principal)
         entry = self.records.find(session_id)
-        if entry is not None and self._is_elsewhere(entry) and not is_living(self._runs, entry.run):
+        if entry is not None and self._is_at_another_server(entry) and not is_living(self._runs, entry.run):
             self.recover_others()
             entry = self.records.find(session_id)
         return entry if entry is not None and self._is_asleep(entry, principal) else None
@@ -416,7 +416,7 @@ class Registry:
         if entry is not None and entry.principal == principal and entry.state == "gone":
             gone = f"session {session_id!r} {entry.end}"
             return SessionNotFound(gone, hint=NEW_SESSION_HINT, session_id=session_id)
-        if entry is not None and entry.principal == principal and self._is_elsewhere(entry):
+        if entry is not None and entry.principal == principal and self._is_at_another_server(entry):
             if is_living(self._runs, entry.run):
                 return Busy(
                     f"session {session_id} is open in another server ({describe_server(self._runs, entry.run)})",
@@ -433,7 +433,7 @@ class Registry:
             session_id=shown if shown.isprintable() else repr(shown),
         )
 
-    def _is_elsewhere(self, entry: SessionRecord) -> bool:
+    def _is_at_another_server(self, entry: SessionRecord) -> bool:
         return entry.state == "live" and entry.run != self.records.run
 
     def of(self, principal: str) -> list[Session]:

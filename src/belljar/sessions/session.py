@@ -17,7 +17,7 @@ from belljar.errors import CopyRefused, KernelDied, TooLarge
 from belljar.executions.admission import Admission
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
-from belljar.executions.shared_workspace import OwnerFolder, SharedWorkspace
+from belljar.executions.shared_workspace import SharedWorkspace, WorkspaceFolder
 from belljar.facts import SessionFacts
 from belljar.files.disk_usage import DiskQuota
 from belljar.files.snapshots import Snapshots
@@ -36,7 +36,7 @@ from belljar.policy.output_filter import FilterScreen
 from belljar.policy.rules import OutputRule
 from belljar.privacy.redaction import RedactionScreen, SessionRedactor
 from belljar.privacy.signed_urls import HIDDEN, KnownSignatures, signatures_in, without_signatures
-from belljar.provisioning.environments import is_elsewhere
+from belljar.provisioning.environments import is_remote
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.handover import Handover
 from belljar.questions.inbox import Inbox
@@ -88,7 +88,7 @@ class Session:
         gpus: SessionGpus,
         changes: ChangeLog,
         inbox: Inbox,
-        owner_folder: OwnerFolder | None = None,
+        workspace_folder: WorkspaceFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Session:
         owner = folders.identity
         self.workspace = Workspace(folders.workspace, owner and (owner.uid, owner.gid))
         self.quota = DiskQuota((*folders.own, folders.layer), settings.disk_mb or 0)
-        self.sharing = SharedWorkspace(owner_folder, self.workspace, folders.shared) if owner_folder else None
+        self.sharing = SharedWorkspace(workspace_folder, self.workspace, folders.shared) if workspace_folder else None
         """Its `workspace/` folder, which outlives it; None where there is none."""
         self.guard = guard
         self.plugins = plugins
@@ -137,7 +137,7 @@ class Session:
         self.lease = Lease(
             self.id,
             idle_s=settings.session_idle_s,
-            sleeps=settings.hibernate and not is_elsewhere(environment),
+            sleeps=settings.hibernate and not is_remote(environment),
             is_in_use=lambda: self.is_busy or bool(self._uses or self.watchers),
             find_gpus=lambda: gpus.of(self.id),
         )

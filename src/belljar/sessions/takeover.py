@@ -18,7 +18,7 @@ from belljar.journal.session_records import SessionRecord, SessionRecords
 from belljar.models import ExecutionResult, Usage
 from belljar.outputs.summary import Summary
 from belljar.privacy.vault import TokenLog
-from belljar.provisioning.environments import is_elsewhere
+from belljar.provisioning.environments import is_remote
 from belljar.provisioning.handover import Handover, RestoredKernel
 from belljar.provisioning.starter import KernelStarter
 from belljar.sessions import resumption
@@ -144,7 +144,7 @@ class Takeover:
             return ""
         if failure := self._failures.get(entry.id) or self._handover.refusal:
             return f"and it could not be taken over: {failure}"
-        if is_elsewhere(entry.environment):
+        if is_remote(entry.environment):
             return f"which a session of {entry.environment} does not outlive"
         return "and nobody had kept its process"
 

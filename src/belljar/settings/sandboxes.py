@@ -12,8 +12,8 @@ from typing import Literal, get_args
 GROUP = "belljar.sandboxes"
 PLUGIN_PREFIX = "plugin:"
 """Stands before the name of a provider that a plugin brings; plugins are not loaded yet when settings are read."""
-OwnSandbox = Literal["namespace", "container", "gvisor", "microvm", "process"]
-OWN: tuple[str, ...] = get_args(OwnSandbox)
+BuiltinSandbox = Literal["namespace", "container", "gvisor", "microvm", "process"]
+OWN: tuple[str, ...] = get_args(BuiltinSandbox)
 
 
 @dataclass(frozen=True, slots=True)

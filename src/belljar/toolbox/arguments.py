@@ -12,7 +12,7 @@ from belljar.privacy.vault import TOKEN
 from belljar.toolbox.base import JsonObject, ToolDefinition
 from belljar.toolbox.code_generation import takes_more
 from belljar.toolbox.schemas import as_schema, defaults_of, properties_of, required_of, resolved
-from belljar.toolbox.texts import nearest
+from belljar.toolbox.server_text import nearest
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),

@@ -19,6 +19,7 @@ from belljar.errors import BelljarError, PluginFailed
 from belljar.facts import CallEnd, ToolCallFacts, Verdict
 from belljar.plugins import Plugins
 from belljar.questions.models import Question, QuestionReply, QuestionSubject
+from belljar.toolbox.answer_values import Keep, ToolValue, error_text, spill_large, value_of
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import (
     AWAY,
@@ -33,8 +34,7 @@ from belljar.toolbox.base import (
 )
 from belljar.toolbox.code_generation import parameters
 from belljar.toolbox.question_subjects import call_subject
-from belljar.toolbox.texts import first_sentence, one_line, plain_arguments, suggestion, visible
-from belljar.toolbox.values import Keep, ToolValue, error_text, spill_large, value_of
+from belljar.toolbox.server_text import first_sentence, one_line, plain_arguments, suggestion, visible
 
 if TYPE_CHECKING:
     from belljar.policy.guard import Guard

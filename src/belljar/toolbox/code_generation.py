@@ -8,11 +8,11 @@ signatures or whole files, each with its import.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from belljar.toolbox.answer_values import result_schema
 from belljar.toolbox.base import AWAY, Catalogue, JsonObject, ServerCatalogue, ToolDefinition
 from belljar.toolbox.names import PythonNames, names_of, parameter_names
 from belljar.toolbox.schemas import ANY, TypeWriter, as_schema, camel, defaults_of, properties_of, required_of, resolved
-from belljar.toolbox.texts import docstring, first_sentence, one_line, visible
-from belljar.toolbox.values import result_schema
+from belljar.toolbox.server_text import docstring, first_sentence, one_line, visible
 
 ShapeOf = Callable[[str, str], JsonObject | None]
 """Returns the learned shape of a tool's results, a schema of names and types, for tools without an output schema."""

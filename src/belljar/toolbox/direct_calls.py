@@ -26,10 +26,10 @@ from pydantic_core import from_json
 from belljar import tracing
 from belljar.ipc import Line, Lines, Overlong
 from belljar.json_values import TooManyValues, check_values
+from belljar.toolbox.answer_values import encoded
 from belljar.toolbox.answers import TOO_LARGE
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.message_memory import LARGE_BYTES, MemoryShare, MessageMemory
-from belljar.toolbox.values import encoded
 
 _CHUNK: Final = 65_536
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from belljar.questions.models import QuestionSubject, SubjectArgument, SubjectFinding, SubjectLine
-from belljar.toolbox.texts import one_line, shown_arguments, unhidden
+from belljar.toolbox.server_text import one_line, shown_arguments, unhidden
 
 MAX_ARGUMENT_CHARS: Final = 8_000
 MAX_FINDINGS: Final = 20

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.names import assigned
-from belljar.toolbox.texts import one_line
+from belljar.toolbox.server_text import one_line
 
 ANY = "Any"
 MAX_DEPTH = 8

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from belljar.toolbox.base import Catalogue, ToolDefinition
+from belljar.toolbox.server_text import first_sentence
 from belljar.toolbox.synonyms import rephrased, split_words, stem, stemmed, synonyms
-from belljar.toolbox.texts import first_sentence
 from belljar.toolbox.word_vectors import LEAST_SIMILAR, WEIGHT, word_vectors
 
 DEFAULT_LIMIT: Final = 8

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from belljar.egress.session_sockets import SessionSocket, open_protocol_server
 from belljar.ipc import Line, Lines, Overlong
 from belljar.json_values import MAX_VALUES, has_too_many_values
+from belljar.toolbox.answer_values import encoded
 from belljar.toolbox.base import JsonObject
 from belljar.toolbox.broker import Broker
 from belljar.toolbox.fair_share import CALL_S, SLICE_S, FairShare, FairShares, clock
-from belljar.toolbox.values import encoded
 
 LINE_BYTES = 4 * 1024 * 1024
 """The longest request, with its arguments."""

@@ -30,7 +30,7 @@ from mcp.types import (
 from belljar.errors import BelljarError
 from belljar.questions.models import Ask, Question, QuestionReply
 from belljar.toolbox.base import OnProgress
-from belljar.toolbox.texts import visible
+from belljar.toolbox.server_text import visible
 
 log = logging.getLogger(__name__)
 

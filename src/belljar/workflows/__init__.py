@@ -22,9 +22,9 @@ class WorkflowsProduct(Product):
 
     def plugin(self) -> object:
         """See `Product`."""
-        from belljar.workflows.definition import OwnStepTypes
+        from belljar.workflows.definition import BuiltinStepTypes
 
-        return OwnStepTypes()
+        return BuiltinStepTypes()
 
     @asynccontextmanager
     async def open(self, runtime: "Runtime", ready: "asyncio.Task[None] | None") -> AsyncGenerator[object]:

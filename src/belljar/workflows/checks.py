@@ -19,7 +19,7 @@ from belljar.policy.rules import Policy
 from belljar.questions.schema import schema_problem
 from belljar.toolbox.arguments import BadArguments, Parameters
 from belljar.toolbox.base import Catalogue, ToolDefinition
-from belljar.toolbox.texts import nearest, suggestion
+from belljar.toolbox.server_text import nearest, suggestion
 from belljar.workflows.definition import (
     MAX_VARIABLES,
     CodeExecution,
@@ -34,10 +34,10 @@ from belljar.workflows.definition import (
     ToolCallStep,
     name_problem,
 )
-from belljar.workflows.guardrails import MAX_REGIONS, guardrails_problem, hidden_in
 from belljar.workflows.library import reference_of
+from belljar.workflows.source_text import Path, TextProblem, invalid
+from belljar.workflows.step_guards import MAX_REGIONS, guardrails_problem, hidden_in
 from belljar.workflows.templates import compile_expression, expressions_in, has_expression
-from belljar.workflows.text import Path, TextProblem, invalid
 
 FIELDS = ("result", "stdout", "files", "status", "error")
 """What later steps can read of a step."""

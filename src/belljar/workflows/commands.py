@@ -30,8 +30,8 @@ from belljar.workflows.definition import Definition, ToolCallStep, json_schema, 
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library
 from belljar.workflows.live_run import LiveRun
+from belljar.workflows.run_views import RunInfo, run_info, run_text
 from belljar.workflows.terminal import answer_hint, drive, print_notes
-from belljar.workflows.views import RunInfo, run_info, run_text
 from belljar.workflows.workflows import workflows_of
 
 # Lines of a run's text that name tools of MCP.

@@ -17,8 +17,8 @@ from belljar.facts import CodeStep, hookimpl
 from belljar.plugins import Plugins
 from belljar.policy.rules import Policy
 from belljar.workflows import switches
+from belljar.workflows.source_text import LocatedText, Path
 from belljar.workflows.switches import with_own_rules
-from belljar.workflows.text import LocatedText, Path
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ OWN_TYPES = (
 )
 
 
-class OwnStepTypes:
+class BuiltinStepTypes:
     """belljar's own step types, registered through the hook that plugins use."""
 
     @hookimpl

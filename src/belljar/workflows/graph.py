@@ -2,7 +2,7 @@
 
 from html import escape
 
-from belljar.toolbox.texts import shortened
+from belljar.toolbox.server_text import shortened
 from belljar.workflows.definition import Condition, Definition, Loop, Parallel, Step, SubWorkflow
 
 MAX_LABEL_CHARS = 60

@@ -23,7 +23,7 @@ from belljar.workflows.definition import (
     SubWorkflow,
 )
 from belljar.workflows.library import reference_of
-from belljar.workflows.live_run import LiveRun, Released, StopRun
+from belljar.workflows.live_run import LiveRun, NobodyAnswered, StopRun
 from belljar.workflows.outcomes import (
     NOTHING,
     Scope,
@@ -59,7 +59,7 @@ class RunInterpreter:
         self._steps = StepRunner(run, sessions, tools, types, reruns_failed=reruns_failed)
 
     async def run(self, session: RunSession, variables: dict[str, Any]) -> Any:
-        """Run all steps and return the value of the last; raise `StopRun` or `Released` if it does not come to that."""
+        """Run all steps and return the value of the last; raise `StopRun` or `NobodyAnswered` if it does not end so."""
         definition = self._run.definition
         for name, value in variables.items():
             session.set_variable(name, value)
@@ -221,7 +221,7 @@ class RunInterpreter:
             return_exceptions=True,
         )
         # Every branch has come to its end, or to a question, before the run does.
-        for kind in (asyncio.CancelledError, StopRun, Released, BaseException):
+        for kind in (asyncio.CancelledError, StopRun, NobodyAnswered, BaseException):
             if (error := next((each for each in found if isinstance(each, kind)), None)) is not None:
                 raise error
         return list(found)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import InvalidArgument, WorkflowInvalid
-from belljar.toolbox.texts import suggestion
+from belljar.toolbox.server_text import suggestion
 from belljar.workflows.definition import Definition, StepKind, SubWorkflow
 from belljar.workflows.parser import names_in, parse
-from belljar.workflows.text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
+from belljar.workflows.source_text import MAX_TEXT_BYTES, LocatedText, TextProblem, invalid, read_text
 
 ENDINGS = (".yaml", ".yml", ".json")
 MAX_SUBWORKFLOWS = 100

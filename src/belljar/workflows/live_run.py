@@ -47,7 +47,7 @@ class StopRun(Exception):
         self.reason = reason
 
 
-class Released(Exception):
+class NobodyAnswered(Exception):
     """Everything in the run waits for a person, and has done so long enough: nobody drives it any more."""
 
 
@@ -169,7 +169,7 @@ class LiveRun:
             self.notify()
 
     async def answer_of(self, path: str, attempt: int) -> dict[str, Any] | None:
-        """Wait for the answer to the question of a step; None when it has expired. Raises `Released`."""
+        """Wait for the answer to the question of a step; None when it has expired. Raises `NobodyAnswered`."""
         while True:
             row = self.records.step(self.id, path, attempt)
             if row is None or row.state not in ("waiting", "answered"):
@@ -187,7 +187,7 @@ class LiveRun:
             ):
                 self.is_released = True
             if self.is_released:
-                raise Released
+                raise NobodyAnswered
             left_s = row.expires_at - now if row.expires_at is not None else POLL_S
             await self.pause(min(POLL_S, max(0.01, left_s)))
 

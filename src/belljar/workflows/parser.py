@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from belljar.toolbox.texts import nearest
+from belljar.toolbox.server_text import nearest
 from belljar.workflows.definition import Definition, Step, StepForm, StepKind, WorkflowForm
-from belljar.workflows.text import LocatedText, Path, TextProblem, invalid
+from belljar.workflows.source_text import LocatedText, Path, TextProblem, invalid
 
 MAX_STEPS = 10_000
 MAX_NESTED = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from belljar.cli.streams import one_line
 from belljar.errors import BelljarError
-from belljar.executions.shared_workspace import FOLDER, OwnerFolder, Stamp, open_owner_folders
+from belljar.executions.shared_workspace import FOLDER, Stamp, WorkspaceFolder, open_shared_workspaces
 from belljar.files.transfer import download_folder, safe_path
 from belljar.files.workspace import Workspace
 from belljar.journal.run_records import RunRecord
@@ -31,7 +31,7 @@ class RunFiles:
     def __init__(self, settings: Settings, run: RunRecord) -> None:
         self._settings = settings
         self._run = run
-        folders = open_owner_folders(settings)
+        folders = open_shared_workspaces(settings)
         self._folder = folders.of(run.principal) if folders is not None else None
         self._before: dict[str, Stamp] = {}
         if self._folder is not None:
@@ -43,7 +43,7 @@ class RunFiles:
         if self._folder is not None:
             await asyncio.to_thread(self._save, self._folder)
 
-    def _save(self, folder: OwnerFolder) -> None:
+    def _save(self, folder: WorkspaceFolder) -> None:
         try:
             # Hidden files are obeyed by shells and tools.
             names = [name for name in self._changed(folder) if not name.startswith(".") and "/." not in name]
@@ -53,7 +53,7 @@ class RunFiles:
             reason = getattr(error, "strerror", None) or str(error)
             print(f"the files in {FOLDER}/ are not saved here: {one_line(reason)}", file=sys.stderr)
 
-    def _changed(self, folder: OwnerFolder) -> list[str]:
+    def _changed(self, folder: WorkspaceFolder) -> list[str]:
         # An earlier command may have ended without saving, and code may give a file an older time.
         began = int(self._run.started_at * 1e9)
         found = sorted(_files(folder).items())
@@ -76,7 +76,7 @@ class RunFiles:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _copy(self, folder: OwnerFolder, names: list[str], target: Path, why: str) -> None:
+    def _copy(self, folder: WorkspaceFolder, names: list[str], target: Path, why: str) -> None:
         saved = Workspace(target)
         with folder.locked():
             for name in names:
@@ -87,7 +87,7 @@ class RunFiles:
         print(f"saved in {place}: {shown}", file=sys.stderr, flush=True)
 
 
-def _files(folder: OwnerFolder) -> dict[str, Stamp]:
+def _files(folder: WorkspaceFolder) -> dict[str, Stamp]:
     with folder.locked():
         return folder.files()
 

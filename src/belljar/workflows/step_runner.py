@@ -32,7 +32,6 @@ from belljar.workflows.definition import (
     ToolCallStep,
 )
 from belljar.workflows.form_runner import FormRunner
-from belljar.workflows.guardrails import StepGuards
 from belljar.workflows.live_run import POLL_S, LiveRun, StopRun
 from belljar.workflows.outcomes import (
     Scope,
@@ -44,6 +43,7 @@ from belljar.workflows.outcomes import (
 )
 from belljar.workflows.questions import fate_question, read_question, run_question
 from belljar.workflows.run_session import RunSession
+from belljar.workflows.step_guards import StepGuards
 from belljar.workflows.templates import TemplateFailed, rendered
 
 _RAN = "had begun when its server ended, and it is not known how far it came"

@@ -22,11 +22,11 @@ from belljar.questions.schema import choices_of, fields_of, typed_value
 from belljar.runtime import Runtime
 from belljar.settings import Settings
 from belljar.workflows.definition import Definition
-from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun, RunEvent
 from belljar.workflows.questions import RunQuestion
+from belljar.workflows.run_views import RunInfo
 from belljar.workflows.saved_files import RunFiles
-from belljar.workflows.views import RunInfo
+from belljar.workflows.step_guards import guardrail_notes
 from belljar.workflows.workflows import workflows_of
 
 WAITING = 3

@@ -32,9 +32,9 @@ from belljar.models import Model
 from belljar.questions.schema import CONSENT
 from belljar.runtime import Runtime
 from belljar.toolbox.base import MODERN
-from belljar.workflows.guardrails import guardrail_notes
 from belljar.workflows.live_run import LiveRun
-from belljar.workflows.views import RunInfo, WorkflowInfo, run_text
+from belljar.workflows.run_views import RunInfo, WorkflowInfo, run_text
+from belljar.workflows.step_guards import guardrail_notes
 from belljar.workflows.workflows import Workflows, workflows_of
 
 MAX_WAIT_S = 300.0

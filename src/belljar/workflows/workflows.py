@@ -29,13 +29,13 @@ from belljar.sessions.session import Session
 from belljar.toolbox.toolbox import Toolbox
 from belljar.workflows.checks import Checker
 from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKind, step_types
-from belljar.workflows.guardrails import hidden_in
 from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
-from belljar.workflows.live_run import LiveRun, Released, StopRun
+from belljar.workflows.live_run import LiveRun, NobodyAnswered, StopRun
 from belljar.workflows.questions import RunQuestion, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
-from belljar.workflows.views import RunInfo, WorkflowInfo, run_info
+from belljar.workflows.run_views import RunInfo, WorkflowInfo, run_info
+from belljar.workflows.step_guards import hidden_in
 
 LOOK_S = 5.0
 """How often a server looks for runs that nobody drives and that can go on."""
@@ -222,7 +222,7 @@ class Workflows:
             session.forget_saved()
         except StopRun as stop:
             self._end(run, stop.state, stop.reason)
-        except Released:
+        except NobodyAnswered:
             await self._let_go(run)
         except SessionNotFound as error:
             self._end(run, "failed", f"its session is gone: {error.message}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from belljar.azure.data_plane.values import read_value
+from belljar.azure.data_plane.cell_values import read_value
 from hostile_texts import slow_texts
 
 

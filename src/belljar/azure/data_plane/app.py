@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, metrics, tracing
 from belljar.azure.data_plane.calls import Address, Call, number, read_address, word
+from belljar.azure.data_plane.cell_values import picture_in
 from belljar.azure.data_plane.description import description
 from belljar.azure.data_plane.executions import (
     EXECUTION_TYPES,
@@ -32,7 +33,6 @@ from belljar.azure.data_plane.executions import (
 )
 from belljar.azure.data_plane.files import Files
 from belljar.azure.data_plane.problems import Problem, internal_problem, invalid, json_response, problem_of
-from belljar.azure.data_plane.values import picture_in
 from belljar.environments.base import Environment
 from belljar.environments.installed_check import describe_packages
 from belljar.environments.selection import KERNEL_PREFIX

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from belljar.azure.data_plane.calls import Call, number, text, word
+from belljar.azure.data_plane.cell_values import value_of
 from belljar.azure.data_plane.problems import Problem, envelope, invalid, json_response
-from belljar.azure.data_plane.values import value_of
 from belljar.errors import ExecutionNotFound, InvalidArgument
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution

@@ -38,9 +38,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from belljar import logs, metrics, tracing
 from belljar.azure.data_plane.calls import bounded_body
+from belljar.azure.data_plane.cell_values import picture_in
 from belljar.azure.data_plane.executions import Executions, Order, Report, command_cell, exec_cell
 from belljar.azure.data_plane.problems import json_response
-from belljar.azure.data_plane.values import picture_in
 from belljar.distribution import own_version
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.http.auth import current_principal

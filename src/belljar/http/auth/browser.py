@@ -1,7 +1,7 @@
 """How a person signs in with a browser: links that work once, keys, and the cookies that follow from them.
 
 Everything here lives in memory and only as hashes, so a restart signs everybody out. Knows no pages and no sessions of
-code; `console/guard.py` puts it in front of the console and the API.
+code; `console/middleware.py` puts it in front of the console and the API.
 """
 
 import getpass

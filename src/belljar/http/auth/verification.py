@@ -42,12 +42,12 @@ class EitherVerifier(TokenVerifier):
 
 @dataclass(frozen=True)
 class AuthConfig:
-    """How callers are authenticated: made by `build_auth`, applied to each route by `guard`."""
+    """How callers are authenticated: made by `build_auth`, applied to each route by `require_credentials`."""
 
     settings: AuthSettings
     verifier: TokenVerifier
 
-    def guard(self, app: ASGIApp) -> ASGIApp:
+    def require_credentials(self, app: ASGIApp) -> ASGIApp:
         """Return `app` behind a check: only callers with credentials reach it, and it can see who they are."""
         settings = self.settings
         scopes = settings.required_scopes or []

@@ -205,7 +205,7 @@ def main(descriptor: str, own_variables: str, *modules: str) -> None:
         os.execvp("sleep", ["sleep", "infinity"])
     try:
         zygote = ZygoteRunner([module for module in modules if module not in unfit])
-    except Unfit as error:
+    except UnforkableModule as error:
         # An import cannot be undone, so start this program again without that module.
         os.environ[_UNFIT] = json.dumps({**unfit, error.module: str(error)})
         os.execv(sys.executable, _own_command())
@@ -245,7 +245,7 @@ _BLAS_CALLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_
 SetThreads = Callable[[int], Any]
 
 
-class Unfit(Exception):
+class UnforkableModule(Exception):
     """A module has put this process into a state in which it must not be forked."""
 
     def __init__(self, module: str, reason: str) -> None:
@@ -265,7 +265,7 @@ def import_all(modules: "list[str]") -> "dict[str, str]":
         except BaseException as error:
             failed[name] = f"{type(error).__name__}: {error}"[:500]
         if reason := _unfitness():
-            raise Unfit(name, reason)
+            raise UnforkableModule(name, reason)
     return failed
 
 

@@ -163,7 +163,7 @@ class Enforcement:
         if self.group is not None:
             self.group.release()
 
-    def guarded(self, command: Sequence[str], *, waits: bool = False) -> list[str]:
+    def limited_command(self, command: Sequence[str], *, waits: bool = False) -> list[str]:
         """Return the command, wrapped so that it is in the group before its first instruction.
 
         With `waits` it starts only after a line came on its standard input.

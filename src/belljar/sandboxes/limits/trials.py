@@ -30,7 +30,7 @@ async def _try_limit(enforcer: Enforcer, controller: str) -> str:
     try:
         if (group := enforcement.group) is None:
             return "no control group can be made for it"
-        command = enforcement.guarded([sys.executable, "-I", "-S", "-c", trial.code])
+        command = enforcement.limited_command([sys.executable, "-I", "-S", "-c", trial.code])
         complaint = await asyncio.to_thread(_complaint_of, command)
         if group.hits(controller):
             return ""

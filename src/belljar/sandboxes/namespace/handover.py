@@ -118,7 +118,7 @@ class NamespaceHandover:
 
     def _process_of(self, saved: dict[str, Any], descriptors: list[int]) -> NamespaceProcess:
         child = _Gone(saved["pid"]) if saved["is_alone"] else self._supervisor.find_child(saved["pid"])
-        process = NamespaceProcess(child, hops=saved["hops"])
+        process = NamespaceProcess(child, launcher_depth=saved["hops"])
         process.command = tuple(saved["command"])
         process.restored(saved["first_pid"], descriptors.pop(0), saved["command_pid"], is_alone=saved["is_alone"])
         return process
@@ -161,7 +161,7 @@ def _deposit(sandbox: NamespaceSandbox, parent: str) -> Deposit:
                 "first_pid": process.first_pid,
                 "command": [*process.command],
                 "command_pid": process.command_pid(),
-                "hops": process.hops,
+                "hops": process.launcher_depth,
                 "is_alone": process.is_alone,
             }
             for process in processes

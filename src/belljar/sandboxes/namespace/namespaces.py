@@ -47,7 +47,7 @@ class BwrapLaunch:
     """What goes before bubblewrap on the command line. It names the server's descriptors by path; none is passed on."""
     descriptors: tuple[int, ...] = ()
     """The only descriptors that are passed on; whatever reads them closes them."""
-    hops: int = 0
+    launcher_depth: int = 0
     """How many processes are between the one that is started and bubblewrap."""
     maps: str = ""
     """The uid and gid map, one text for both; empty if bubblewrap writes it."""
@@ -105,13 +105,13 @@ class ParentSandbox:
         """Return how to launch a nested sandbox; `user` and `owner` are its user and its parent's, by ids inside."""
         mounts = await self._mounts()
         if not self._is_server_root:
-            return BwrapLaunch(user_map_to_fork_from(user), self._own_prefix(mounts), hops=1)
+            return BwrapLaunch(user_map_to_fork_from(user), self._own_prefix(mounts), launcher_depth=1)
         enter = (_nsenter(), f"--user={_path(self._users)}", *_as(owner))
         prefix = (*enter, mounts, f"--pid={_path(self._pids)}", "--")
         user_map = fork_user_map(user, owner)
         # The sandbox's own root, and its user.
         maps = f"0 0 1\n{user.uid} {user.uid} 1\n" if user_map.has_to_drop else ""
-        return BwrapLaunch(user_map, prefix, hops=1, maps=maps, changes_user=True)
+        return BwrapLaunch(user_map, prefix, launcher_depth=1, maps=maps, changes_user=True)
 
     async def launch_inside_session(self, user: Identity, bubblewrap: Path, minimal_root: Sequence[str]) -> BwrapLaunch:
         """Return how to launch a sandbox nested in one that runs a session's code, with the same `user`.
@@ -132,7 +132,7 @@ class ParentSandbox:
             user_map_to_fork_from(user),
             prefix,
             descriptors=(arguments_fd,),
-            hops=2,
+            launcher_depth=2,
             changes_user=self._is_server_root,
             kills_bubblewrap=True,
         )

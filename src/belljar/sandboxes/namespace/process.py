@@ -116,17 +116,17 @@ OF_THIS_SERVER = OrphanReaper()
 class NamespaceProcess:
     """A command in new namespaces; `pid` is the process that the host can wait for."""
 
-    def __init__(self, child: Started, *, hops: int = 0, reaper: OrphanReaper | None = None) -> None:
+    def __init__(self, child: Started, *, launcher_depth: int = 0, reaper: OrphanReaper | None = None) -> None:
         self.pid = child.pid
         self.command: Sequence[str] = ()
         self.first_pid = 0
-        """The pid, on the host, of the namespaces' first process; the command waits behind it for `let_in`."""
+        """The pid, on the host, of the namespaces' first process; the command waits behind it for `release_command`."""
         self.first: int | None = None
         """A pidfd of the first process, while it is ours to kill."""
         self.proc_mount: int | None = None
         """The mount namespace in which bubblewrap starts to nest a sandbox in this one, once there was one to nest."""
         self._command_pid = 0
-        self._hops = hops
+        self._launcher_depth = launcher_depth
         self._bubblewrap: int | None = None
         self._has_ended: asyncio.Event | None = None
         self._child = child
@@ -134,13 +134,13 @@ class NamespaceProcess:
         self._reaper = reaper
         if reaper is not None:
             reaper.register(-child.pid)
-        self._gate: int | None = None
+        self._start_gate: int | None = None
         self._info = bytearray()
         self._is_reported = asyncio.Event()
 
-    def listen(self, info: int, gate: int) -> None:
-        """Read bubblewrap's report and hold the command back until `let_in`; takes over both descriptors."""
-        self._gate = gate
+    def listen(self, info: int, start_gate: int) -> None:
+        """Read bubblewrap's report and hold the command back until `release_command`; takes over both descriptors."""
+        self._start_gate = start_gate
         # Read by the loop, not by `spawn`, because a spawn that is cancelled still leaves a first process to be killed.
         asyncio.get_running_loop().add_reader(info, self._on_info, info)
 
@@ -149,28 +149,28 @@ class NamespaceProcess:
         await self._is_reported.wait()
         return self.first_pid != 0
 
-    def let_in(self) -> None:
+    def release_command(self) -> None:
         """Let the command start."""
-        if self._gate is not None:
+        if self._start_gate is not None:
             with contextlib.suppress(BrokenPipeError):
-                os.write(self._gate, b"\n")
+                os.write(self._start_gate, b"\n")
         self._close_gate()
 
-    async def let_in_and_wait_for_mounts(self) -> bool:
+    async def release_command_and_wait_for_mounts(self) -> bool:
         """Let the command start, and return whether all mounts and namespaces were made before."""
-        if self._gate is None:
+        if self._start_gate is None:
             return False
         # Duplicate the descriptor, because `kill_all` may close the original while we wait.
-        gate = os.dup(self._gate)
+        start_gate = os.dup(self._start_gate)
         try:
             # One byte fills a pipe of one page, so it is writable again when bubblewrap, all done, has read that byte.
-            fcntl.fcntl(gate, fcntl.F_SETPIPE_SZ, _ONE_PAGE)
+            fcntl.fcntl(start_gate, fcntl.F_SETPIPE_SZ, _ONE_PAGE)
             with contextlib.suppress(BrokenPipeError):
-                os.write(gate, b"\n")
-            await _wait_taken(gate)
-            return _unread(gate) == 0
+                os.write(start_gate, b"\n")
+            await _wait_taken(start_gate)
+            return _unread(start_gate) == 0
         finally:
-            os.close(gate)
+            os.close(start_gate)
             self._close_gate()
 
     async def leave_alone(self) -> None:
@@ -202,9 +202,9 @@ class NamespaceProcess:
         return self._has_ended is not None
 
     @property
-    def hops(self) -> int:
+    def launcher_depth(self) -> int:
         """How many processes are between the one that was started and bubblewrap."""
-        return self._hops
+        return self._launcher_depth
 
     def restored(self, first_pid: int, first: int, command_pid: int, *, is_alone: bool) -> None:
         """Take over a command that another process started and let in; the descriptor is then its own."""
@@ -269,7 +269,7 @@ class NamespaceProcess:
             asyncio.get_running_loop().remove_reader(self.first)
             os.close(self.first)
             self.first = None
-            if self._hops:
+            if self._launcher_depth:
                 # Each process in between ends with its child and reaps it. If killed, it would leave that to the host's
                 # init, and until init reaps the child, the parent's pid namespace cannot end.
                 with contextlib.suppress(TimeoutError):
@@ -288,7 +288,7 @@ class NamespaceProcess:
     def _kill_by_number(self) -> None:
         """Kill the first process by pid, where there are no pidfds. An unreaped parent that has it proves the pid."""
         parent = self.pid
-        for _ in range(self._hops):
+        for _ in range(self._launcher_depth):
             parent = only_child(parent)
         if self.first_pid in children(parent):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -306,9 +306,9 @@ class NamespaceProcess:
             self.proc_mount = None
 
     def _close_gate(self) -> None:
-        if self._gate is not None:
-            gate, self._gate = self._gate, None
-            os.close(gate)
+        if self._start_gate is not None:
+            start_gate, self._start_gate = self._start_gate, None
+            os.close(start_gate)
 
     def _close_bubblewrap(self) -> None:
         if self._bubblewrap is not None:
@@ -331,9 +331,9 @@ class NamespaceProcess:
         self._is_reported.set()
 
     def _find_first(self, reported_pid: int) -> None:
-        """Find the first process. Behind hops bubblewrap reports a pid of another namespace, so follow the children."""
+        """Find the first process. Behind launchers, bubblewrap reports a pid of another namespace: go by children."""
         parent, first = self.pid, reported_pid
-        for _ in range(self._hops):
+        for _ in range(self._launcher_depth):
             grandparent, parent = parent, only_child(parent)
             first = only_child(parent)
             self._close_bubblewrap()
@@ -348,14 +348,14 @@ class NamespaceProcess:
             self._child.kill_group()
 
 
-async def _wait_taken(gate: int) -> None:
+async def _wait_taken(start_gate: int) -> None:
     loop = asyncio.get_running_loop()
     is_writable = loop.create_future()
-    loop.add_writer(gate, lambda: is_writable.done() or is_writable.set_result(None))
+    loop.add_writer(start_gate, lambda: is_writable.done() or is_writable.set_result(None))
     try:
         await is_writable
     finally:
-        loop.remove_writer(gate)
+        loop.remove_writer(start_gate)
 
 
 def _unread(pipe: int) -> int:

@@ -97,7 +97,7 @@ class NamespaceSandbox(SandboxBase):
                 self._check_open()
             try:
                 async with asyncio.timeout(_MAKING_S):
-                    await self._let_in(process, launch, go)
+                    await self._release_command(process, launch, go)
             except TimeoutError:
                 # A process was killed while it made the sandbox, for example because memory ran out.
                 await process.kill_all()
@@ -140,24 +140,24 @@ class NamespaceSandbox(SandboxBase):
         # The command's stdin is an empty pipe, not /dev/null, because a session that is root could chmod the host's.
         stdin, line = _open_pipe(stack)
         info, info_end = _open_pipe(stack)
-        gate_end, gate = _open_gate(stack)
-        bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(gate_end)]
+        start_gate_end, start_gate = _open_start_gate(stack)
+        bubblewrap = [str(self._tools.bubblewrap), "--info-fd", str(info_end), "--block-fd", str(start_gate_end)]
         if not launch.kills_bubblewrap:
             bubblewrap.append("--die-with-parent")
         # Do not make the command wait for a line on stdin if it has its own stdin.
         waits = launch.changes_user or (self._tools.reaper is not None and bwrap.stdin is None)
         child = await self._tools.start(
-            self._enforcement.guarded([*launch.prefix, *bubblewrap, *bwrap.command], waits=waits),
+            self._enforcement.limited_command([*launch.prefix, *bubblewrap, *bwrap.command], waits=waits),
             environment={},
             folder="/",
             stdin=stdin if bwrap.stdin is None else bwrap.stdin,
             stdout=streams[0],
             stderr=streams[1],
-            pass_fds=[*pass_fds, info_end, gate_end, *launch.descriptors, *bwrap.descriptors],
+            pass_fds=[*pass_fds, info_end, start_gate_end, *launch.descriptors, *bwrap.descriptors],
         )
         rank_for_oom_killer(child.pid)
-        process = NamespaceProcess(child, hops=launch.hops, reaper=self._tools.reaper)
-        process.listen(os.dup(info), os.dup(gate))
+        process = NamespaceProcess(child, launcher_depth=launch.launcher_depth, reaper=self._tools.reaper)
+        process.listen(os.dup(info), os.dup(start_gate))
         if not self._is_closed:
             self._processes.append(process)
         if launch.changes_user:
@@ -167,7 +167,7 @@ class NamespaceSandbox(SandboxBase):
             os.write(line, b"\n")
         return process
 
-    async def _let_in(self, process: NamespaceProcess, launch: BwrapLaunch, go: int) -> None:
+    async def _release_command(self, process: NamespaceProcess, launch: BwrapLaunch, go: int) -> None:
         if not await process.wait_for_first_process():
             await self._raise_start_failure(process)
         counts = {} if launch.is_shared else session_counts()
@@ -181,8 +181,8 @@ class NamespaceSandbox(SandboxBase):
                 # on their number here: `admit` sets it for each process that enters.
                 self._bind(process.first_pid, is_alone=self._is_alone and not launch.waits_for_mounts)
         if not launch.waits_for_mounts:
-            process.let_in()
-        elif not await process.let_in_and_wait_for_mounts():
+            process.release_command()
+        elif not await process.release_command_and_wait_for_mounts():
             await self._raise_start_failure(process)
         if launch.kills_bubblewrap:
             await process.leave_alone()
@@ -302,12 +302,12 @@ class NamespaceSandbox(SandboxBase):
             await self.aclose()
 
 
-def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
+def _open_start_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
     """Open a pipe whose reader also holds a write end, so that a dead server is silence and not a go-ahead."""
-    gate_end, gate = _open_pipe(stack)
-    both = os.open(f"/proc/self/fd/{gate_end}", os.O_RDWR | os.O_CLOEXEC)
+    start_gate_end, start_gate = _open_pipe(stack)
+    both = os.open(f"/proc/self/fd/{start_gate_end}", os.O_RDWR | os.O_CLOEXEC)
     stack.callback(os.close, both)
-    return both, gate
+    return both, start_gate
 
 
 def _open_pipe(stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> tuple[int, int]:

@@ -367,8 +367,8 @@ def _control(said: dict[str, Any]) -> Control:
 
 
 def _notes(form: PageForm, read: dict[str, Any]) -> list[str]:
-    is_elsewhere = origin(form.action) != origin(str(read["url"]))
-    return [f"it is sent to another site, {origin(form.action)}"] if is_elsewhere else []
+    is_other_site = origin(form.action) != origin(str(read["url"]))
+    return [f"it is sent to another site, {origin(form.action)}"] if is_other_site else []
 
 
 def open_form(source: Any, options: Mapping[str, Any]) -> BrowserForm | None:

@@ -23,7 +23,7 @@ from belljar.outputs.forms import extension_of
 from belljar.toolbox.base import Block, JsonObject, ToolAnswer, ToolDefinition
 from belljar.toolbox.names import assigned
 from belljar.toolbox.schemas import as_schema
-from belljar.toolbox.texts import one_line
+from belljar.toolbox.server_text import one_line
 
 _WRAPPER = "result"
 _URI_CHARS = 4_000

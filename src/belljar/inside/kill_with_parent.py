@@ -1,4 +1,4 @@
-"""Run a command that must not outlive its caller: `child_guard.py DESCRIPTOR COMMAND…`.
+"""Run a command that must not outlive its caller: `kill_with_parent.py DESCRIPTOR COMMAND…`.
 
 DESCRIPTOR is one end of a pipe whose other end only the caller has. When the caller dies, the pipe closes, and this
 script kills its whole process group: the command and everything that the command started. So it does at SIGTERM, which

@@ -8,8 +8,8 @@ import httpx2
 import pytest
 
 from belljar import ipc
-from belljar.attachments import AttachedSession, open_attachment, open_served
-from belljar.attachments.messages import (
+from belljar.engine.attachment_messages import (
+    AttachedSession,
     CompletenessReply,
     ExecutionEnded,
     ExecutionOutput,
@@ -19,6 +19,7 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
+from belljar.engine.remote_attachments import open_attachment, open_served
 from belljar.environments import Environment
 from belljar.errors import EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell

@@ -47,7 +47,7 @@ class CommsRequest(Model):
     op: Literal["comms"] = "comms"
 
 
-class InterruptRequest(Model):
+class InterruptMessage(Model):
     """Interrupt the running cell and the queued ones."""
 
     op: Literal["interrupt"] = "interrupt"
@@ -82,7 +82,7 @@ Request = Annotated[
     | AnswerRequest
     | CommRequest
     | CommsRequest
-    | InterruptRequest
+    | InterruptMessage
     | CompleteRequest
     | InspectRequest
     | CompletenessRequest,

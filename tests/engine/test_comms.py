@@ -8,9 +8,16 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from belljar.attachments import AttachedSession, open_attachment
-from belljar.attachments.local import MAX_WAITING_BYTES, CommViews
-from belljar.attachments.messages import CommHeard, ExecutionEnded, ExecutionOutput, ExecutionStarted, SessionEvent
+from belljar.engine.attachment_messages import (
+    AttachedSession,
+    CommHeard,
+    ExecutionEnded,
+    ExecutionOutput,
+    ExecutionStarted,
+    SessionEvent,
+)
+from belljar.engine.attachments import MAX_WAITING_BYTES, CommViews
+from belljar.engine.remote_attachments import open_attachment
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.http.server_socket import open_reachable_runtime

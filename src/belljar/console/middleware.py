@@ -40,7 +40,7 @@ _SAFE: Final = ("GET", "HEAD")
 _BEARER: Final = "bearer "
 
 
-class ConsoleGuard:
+class ConsoleMiddleware:
     """Middleware that lets only callers through whom it knows, and tells `app` who they are."""
 
     def __init__(self, app: ASGIApp, sign_in: BrowserSignIn) -> None:

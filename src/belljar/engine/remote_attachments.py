@@ -15,8 +15,9 @@ import httpx2
 from pydantic import ValidationError
 
 from belljar import ipc
-from belljar.attachments import messages
-from belljar.attachments.messages import (
+from belljar.control import TIMEOUT_S, ask_sessions
+from belljar.engine import attachment_messages as messages
+from belljar.engine.attachment_messages import (
     AnswerRequest,
     Attached,
     AttachedSession,
@@ -30,7 +31,7 @@ from belljar.attachments.messages import (
     ExecuteRequest,
     InspectionReply,
     InspectRequest,
-    InterruptRequest,
+    InterruptMessage,
     NewAttachment,
     OpenedReply,
     QueuedReply,
@@ -38,7 +39,6 @@ from belljar.attachments.messages import (
     SessionEnded,
     SessionEvent,
 )
-from belljar.control import TIMEOUT_S, ask_sessions
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
 from belljar.servers import http_sockets
@@ -174,7 +174,7 @@ class RemoteAttachment:
 
     async def interrupt(self) -> None:
         """See `AttachedSession`."""
-        await self._ask(InterruptRequest(), DoneReply)
+        await self._ask(InterruptMessage(), DoneReply)
 
     async def complete(self, code: str, cursor: int) -> CompletionReply:
         """See `AttachedSession`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from belljar.attachments.messages import (
+from belljar.engine.attachment_messages import (
     CommHeard,
     CompletenessReply,
     CompletionReply,

@@ -17,7 +17,7 @@ from belljar.privacy.rules import PrivacyRules
 from belljar.workflows import switches
 from belljar.workflows.definition import Definition, Step, StepForm, SubWorkflow, WorkflowForm
 from belljar.workflows.library import reference_of
-from belljar.workflows.text import Path
+from belljar.workflows.source_text import Path
 
 MAX_REGIONS = 4
 """The most countries whose telephone numbers a run looks for: each takes a second over 40 kB of nothing but digits."""
