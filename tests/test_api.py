@@ -369,6 +369,19 @@ async def test_a_fork_goes_its_own_way_and_says_what_came_along(session: belljar
 
 
 @pytest.mark.usefixtures("forking")
+async def test_several_forks_are_made_at_once_in_order(session: belljar.SessionHandle) -> None:
+    await session.execute("x = [1]")
+    forks = await session.fork(count=3)
+    assert [fork.id for fork in forks] == (forks[0].forked and forks[0].forked.session_ids)
+    for number, fork in enumerate(forks):
+        assert (await fork.execute(f"x.append({number})\nx")).result == f"[1, {number}]"
+    (only,) = await session.fork(count=1)
+    assert (await only.execute("x")).result == "[1]"
+    with pytest.raises(InvalidArgument):
+        await session.fork(count=0)
+
+
+@pytest.mark.usefixtures("forking")
 async def test_forks_end_with_the_block_of_the_first_one(place: "belljar.Engine | belljar.RemoteServer") -> None:
     async with place.open_session() as session:
         ran = await session.execute("x = 1\nimport random\nrandom.seed(1)")

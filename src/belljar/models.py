@@ -181,6 +181,10 @@ class SessionFork(Model):
     lost: list[str] = []
     """What did not come along."""
     session_info: SessionNotice | None = None
+    session_ids: list[str] = []
+    """Where several were asked for, all that were made, in order; `session_id` is the first of them."""
+    unmade: str = ""
+    """Why there are fewer than were asked for."""
 
 
 class SessionInfo(Model):

@@ -160,6 +160,38 @@ async def test_calls_with_one_key_at_once_run_once_and_make_one_session(runtime:
     assert (await caller.execute("open('ran').read()", made)).result == "'x'"
 
 
+async def test_of_several_forks_so_many_are_made_as_there_is_room_for_and_the_rest_is_told(
+    runtime: Runtime, caller: Caller
+):
+    origin = await caller.new_session()
+    await caller.execute("x = 1", origin)
+    answers = await asyncio.gather(
+        *(caller.call("fork_session", session_id=origin, count=MOST_SESSIONS) for _ in range(CALLERS))
+    )
+    assert len(runtime.sessions.all()) <= MOST_SESSIONS
+    made = [answer.structured_content or {} for answer in answers if not answer.is_error]
+    assert made
+    for one in made:
+        assert 0 < len(one["session_ids"]) < MOST_SESSIONS
+        assert one["unmade"].startswith(f"{len(one['session_ids'])} of {MOST_SESSIONS} were made: 4 sessions are open")
+    refused = [text_of(answer) for answer in answers if answer.is_error]
+    assert len(made) + len(refused) == CALLERS
+    assert all("sessions are open" in text for text in refused), refused
+
+
+async def test_whoever_stops_waiting_for_several_forks_gives_all_places_back(runtime: Runtime, caller: Caller):
+    origin = await caller.new_session()
+    await caller.execute("x = 1", origin)
+    session = runtime.sessions.get(origin, "local")
+    async with session.turn:
+        forking = asyncio.create_task(runtime.sessions.fork_many(origin, "local", count=MOST_SESSIONS - 1))
+        await asyncio.sleep(0)
+        forking.cancel()
+        await asyncio.gather(forking, return_exceptions=True)
+    told = await caller.fields("fork_session", session_id=origin, count=MOST_SESSIONS - 1)
+    assert (len(told["session_ids"]), told["unmade"]) == (MOST_SESSIONS - 1, "")
+
+
 async def test_whoever_stops_waiting_gives_the_place_back(runtime: Runtime):
     async with connected(runtime) as caller:
         origin = await caller.new_session()

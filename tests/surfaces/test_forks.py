@@ -71,7 +71,15 @@ async def test_a_fork_is_told_in_text_and_in_fields(caller: Caller, session_id: 
     answer = await caller.call("fork_session", session_id=session_id)
     fields = answer.structured_content
     assert fields is not None
-    assert fields.keys() == {"session_id", "origin", "variables", "lost", "session_info"}
+    assert fields.keys() == {
+        "session_id",
+        "origin",
+        "variables",
+        "lost",
+        "session_info",
+        "session_ids",
+        "unmade",
+    }
     assert (fields["origin"], fields["variables"], fields["lost"]) == (session_id, ["first", "second"], [])
     text = text_of(answer)
     assert text.startswith(f"session_id: {fields['session_id']}\n")
@@ -83,6 +91,30 @@ async def test_a_fork_is_told_in_text_and_in_fields(caller: Caller, session_id: 
     assert (await caller.execute("first", fields["session_id"])).session_info is None
     listed = (await caller.fields("list_sessions"))["sessions"]
     assert [one["reason"] for one in listed if one["session_id"] == fields["session_id"]] == [f"fork of {session_id}"]
+
+
+async def test_several_forks_are_made_with_one_call_each_of_the_same_state(caller: Caller, session_id: str):
+    await caller.execute("x = [1]\nopen('f', 'w').write('one')", session_id)
+    answer = await caller.call("fork_session", session_id=session_id, count=5)
+    told = answer.structured_content
+    assert told is not None
+    forks = told["session_ids"]
+    assert (len({*forks, session_id}), told["session_id"], told["unmade"]) == (6, forks[0], "")
+    assert text_of(answer).startswith(f"session_ids: {', '.join(forks)}\n")
+    for number, fork in enumerate(forks):
+        code = f"x.append({number})\nopen('f', 'a').write('{number}')\nx, open('f').read()"
+        assert (await caller.execute(code, fork)).result == f"([1, {number}], 'one{number}')"
+    assert (await caller.execute("x, open('f').read()", session_id)).result == "([1], 'one')"
+
+
+@pytest.mark.parametrize("count", [0, -1, 257, 10_000, 10**30])
+async def test_a_count_that_cannot_be_is_refused_and_makes_nothing(caller: Caller, session_id: str, count: int):
+    await caller.execute("x = 1", session_id)
+    before = len((await caller.fields("list_sessions"))["sessions"])
+    refusal = await caller.refusal("fork_session", session_id=session_id, count=count)
+    assert refusal.startswith(f"invalid-argument: count is {count}")
+    assert "from 1 to 256" in refusal
+    assert len((await caller.fields("list_sessions"))["sessions"]) == before
 
 
 async def test_a_fork_that_has_no_room_for_the_packages_is_refused_and_nothing_of_it_stays(

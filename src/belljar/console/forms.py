@@ -30,6 +30,8 @@ _ANSWER_BYTES: Final = 1024 * 1024
 DONE: Final = {
     "interrupted": "Stopped. Its variables are kept.",
     "forked": "This is the fork. The session that it was made from goes on unchanged; ending this one undoes the fork.",
+    "forked-all": "All forks are made. They are named below and in the timeline.",
+    "forked-fewer": "There was no room for all of them. The forks that were made are named below and in the timeline.",
     "rewound": "Rewound. What was undone is folded below: its code can be run again from there.",
     "renamed": "Renamed.",
     "uploaded": "Uploaded.",
@@ -177,7 +179,12 @@ class SessionActions:
                 stopped = await engine.interrupt(access, session_id)
                 return _back(session_id, "interrupted" if stopped else "")
             case "fork":
-                forked = await engine.fork(access, session_id, fields.get("at", ""))
+                said = fields.get("count", "1")
+                if not (said.isascii() and said.isdecimal() and len(said) < 10):
+                    raise InvalidArgument(f"count is {said[:64]!r}", hint="Give a whole number")
+                forked = await engine.fork(access, session_id, fields.get("at", ""), count=int(said))
+                if forked.session_ids:
+                    return _back(session_id, "forked-fewer" if forked.unmade else "forked-all")
                 return _back(forked.session_id, "forked")
             case "rewind":
                 await engine.rewind(access, session_id, fields.get("to", ""))

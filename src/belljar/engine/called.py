@@ -264,9 +264,11 @@ class CalledEngine:
         wanted = {"session_id": session_id, "execution_id": execution_id, "why": why, "waits": waits}
         return await self._call("interrupt", access, **wanted)
 
-    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(
+        self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False, count: int = 1
+    ) -> SessionFork:
         """See `Engine`."""
-        return await self._call("fork", access, session_id=session_id, at=at, reseed=reseed)
+        return await self._call("fork", access, session_id=session_id, at=at, reseed=reseed, count=count)
 
     async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """See `Engine`."""

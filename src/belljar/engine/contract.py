@@ -52,6 +52,8 @@ MAX_COMPLETED_CHARS = 100_000
 MAX_MATCHES = 200
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The largest part of a file that is read at once."""
+MAX_FORKS = 256
+"""The most forks of one call."""
 MAX_WAIT_S = 300.0
 """How long one call waits for an execution at most; its caller may call again."""
 BATCH_BYTES = 64 * 1024
@@ -342,10 +344,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(
+        self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False, count: int = 1
+    ) -> SessionFork:
         """Fork a session as it is, or was before execution `at`; the fork belongs to the owner of its origin.
 
         `at` is an id, or a number counted back from the last one, which is 1. `reseed` gives it other random numbers.
+        With a `count`, make so many from one state, or as many as there is room for, and say why they are fewer.
         """
         ...
 

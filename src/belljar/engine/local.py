@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from belljar.engine.contract import MAX_WAIT_S, Access, Asks
+from belljar.engine.contract import MAX_FORKS, MAX_WAIT_S, Access, Asks
 from belljar.engine.follow import SessionFollower
 from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
 from belljar.engine.models import (
@@ -295,13 +295,18 @@ class LocalEngine(LocalViews):
         await interrupt_all(running, why or (f"by {access.name}" if access.name else ""), waits=waits)
         return [execution.id for execution in running]
 
-    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(
+        self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False, count: int = 1
+    ) -> SessionFork:
         """See `Engine`."""
+        if not 1 <= count <= MAX_FORKS:
+            raise InvalidArgument(f"count is {count}", hint=f"Pass a whole number from 1 to {MAX_FORKS}")
         owner = await self._owner(access, session_id)
-        session, forked = await self._registry.fork(session_id, owner, at=at, reseed=reseed)
+        sessions, forked = await self._registry.fork_many(session_id, owner, at=at, reseed=reseed, count=count)
         if access.via == "client":
-            forked.session_info = session.lease.notice()
-        self._note(access, session_id, f"forked the session as {forked.session_id}")
+            forked.session_info, *_ = [session.lease.notice() for session in sessions]
+        more = f" and {len(sessions) - 1} more" if len(sessions) > 1 else ""
+        self._note(access, session_id, f"forked the session as {forked.session_id}{more}")
         return forked
 
     async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_ITEMS, MAX_WAIT_S, STREAM_CHARS, Asks
+from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_FORKS, MAX_ITEMS, MAX_WAIT_S, STREAM_CHARS, Asks
 from belljar.engine.models import (
     MAX_LISTED,
     MAX_REQUIREMENTS,
@@ -122,10 +122,11 @@ class CompletionRequest(Model):
 
 
 class ForkRequest(Model):
-    """Where to fork a session: before the execution `at`, or where it is now."""
+    """Where to fork a session, before the execution `at` or where it is now, and how many times."""
 
     at: str | int = ""
     reseed: bool = False
+    count: int = Field(1, ge=1, le=MAX_FORKS)
 
 
 class RewindRequest(Model):

@@ -117,6 +117,8 @@ class IPythonKernel:
         self._requests = RunnerRequests(wire)
         self._is_asking = False
         self._checkpoints: list[CheckpointProcess] = []
+        self._forking = asyncio.Lock()
+        """Held while one process is asked to fork a kernel."""
         self._note_file: NoteFile | NoNoteFile = NoNoteFile()
         self._incidents: list[Incident] = []
         """Incidents that were found between two cells."""
@@ -420,13 +422,13 @@ class IPythonKernel:
         `sandbox` is the nested one as the kernel sees it. With `checkpoint`, the memory is its. Called between
         cells.
         """
-        request_id = self._requests.number()
         wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
-        if checkpoint is None:
-            self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
         try:
-            async with fork_timeout():
+            # Several may be forked side by side: only the answers of the process that forks have to be told apart.
+            async with self._forking, fork_timeout():
                 if checkpoint is None:
+                    request_id = self._requests.number()
+                    self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
                     await request_fork(self._wire, wire, forked, in_other_sandbox=True, id=request_id)
                     answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 else:

@@ -426,12 +426,13 @@ class StateTools:
         session_id: SessionId,
         at: At = "",
         reseed: Annotated[bool, Field(description="Other random numbers than the original's")] = False,
+        count: int = 1,
     ) -> Answer:
         """Copy a session in milliseconds, variables, imports and files, to try two ways from one state.
 
         Threads, processes and sockets do not come along.
         """
-        fork = await self._engine.fork(current_client(), session_id, at, reseed=reseed)
+        fork = await self._engine.fork(current_client(), session_id, at, reseed=reseed, count=count)
         return model_blocks(fork, _fork_text(fork, at))
 
     @refusals_as_results
@@ -445,10 +446,13 @@ def _fork_text(fork: SessionFork, at: str | int) -> str:
     is_count = isinstance(at, int) or at.isdecimal()
     ago = "1 execution ago" if str(at) == "1" else f"{at} executions ago"
     when = f" as it was {ago}" if is_count else f" as it was before execution {at}" if at else ""
+    ids = ", ".join(fork.session_ids)
     lines = [
-        f"session_id: {fork.session_id}",
+        f"session_ids: {ids}" if ids else f"session_id: {fork.session_id}",
         f"Forked from session {fork.origin}{when}; files are copied. Variables: {_listed(fork.variables)}.",
     ]
+    if fork.unmade:
+        lines.append(f"{fork.unmade}.")
     if fork.lost:
         lines.append(f"Did not come along: {_listed(fork.lost)}.")
     if fork.session_info is not None:

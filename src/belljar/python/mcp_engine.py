@@ -227,9 +227,12 @@ class McpEngine(CalledEngine):
         found = (await self._tool("list_sessions"))["sessions"]
         return [LiveSession.model_validate({"principal": access.principal, **info}) for info in found]
 
-    async def fork(self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False) -> SessionFork:
+    async def fork(
+        self, access: Access, session_id: str, at: str | int = "", *, reseed: bool = False, count: int = 1
+    ) -> SessionFork:
         """See `Engine`."""
-        answer = await self._tool("fork_session", session_id=session_id, at=at, reseed=reseed)
+        several = {} if count == 1 else {"count": count}  # servers of earlier versions know none
+        answer = await self._tool("fork_session", session_id=session_id, at=at, reseed=reseed, **several)
         return SessionFork.model_validate(answer)
 
     async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:

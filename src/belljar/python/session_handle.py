@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import anyio
 
@@ -254,14 +254,26 @@ class SessionHandle:
         """Return what came along and what did not, if it is a fork of another session."""
         return self._forked
 
-    async def fork(self, *, at: str | int = "", reseed: bool = False) -> "SessionHandle":
+    @overload
+    async def fork(self, *, at: str | int = "", reseed: bool = False, count: None = None) -> "SessionHandle": ...
+
+    @overload
+    async def fork(self, *, at: str | int = "", reseed: bool = False, count: int) -> "list[SessionHandle]": ...
+
+    async def fork(
+        self, *, at: str | int = "", reseed: bool = False, count: int | None = None
+    ) -> "SessionHandle | list[SessionHandle]":
         """Fork the session: return one of its own that goes on from this state, or from before execution `at`.
 
-        `at` is an execution's id, or its number counted back from the last one, which is 1. The new session ends with
-        the same `async with` block as this one, or when it is closed.
+        `at` is an execution's id, or its number counted back from the last one, which is 1. With a `count` return a
+        list of so many, made side by side from one state, or of as many as there is room for: `forked.unmade` of each
+        says why. They end with the same `async with` block as this one, or when they are closed.
         """
-        forked = await self._engine.fork(_CALLER, self._id, at, reseed=reseed)
-        return SessionHandle(self._engine, forked.session_id, self._handles, forked)
+        forked = await self._engine.fork(_CALLER, self._id, at, reseed=reseed, count=1 if count is None else count)
+        if count is None:
+            return SessionHandle(self._engine, forked.session_id, self._handles, forked)
+        each = [forked.model_copy(update={"session_id": one}) for one in forked.session_ids or [forked.session_id]]
+        return [SessionHandle(self._engine, one.session_id, self._handles, one) for one in each]
 
     async def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""

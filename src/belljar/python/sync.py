@@ -7,7 +7,7 @@ waits for it; nothing else is done, so that there is one implementation of what 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -161,12 +161,23 @@ class SyncSession(_Caller):
         """Return what came along and what did not, if it is a fork of another session."""
         return self._handle.forked
 
-    def fork(self, *, at: str | int = "", reseed: bool = False) -> "SyncSession":
+    @overload
+    def fork(self, *, at: str | int = "", reseed: bool = False, count: None = None) -> "SyncSession": ...
+
+    @overload
+    def fork(self, *, at: str | int = "", reseed: bool = False, count: int) -> "list[SyncSession]": ...
+
+    def fork(
+        self, *, at: str | int = "", reseed: bool = False, count: int | None = None
+    ) -> "SyncSession | list[SyncSession]":
         """Return a session of its own that goes on from the state of this one, or from before execution `at`.
 
-        It ends with the same `with` block as this one, or when it is closed.
+        With a `count` return a list of so many, or of as many as there is room for: `forked.unmade` of each says why.
+        They end with the same `with` block as this one, or when they are closed.
         """
-        return SyncSession(self._portal, self._call(partial(self._handle.fork, at=at, reseed=reseed)))
+        forks = self._call(partial(self._handle.fork, at=at, reseed=reseed, count=1 if count is None else count))
+        sessions = [SyncSession(self._portal, handle) for handle in forks]
+        return sessions[0] if count is None else sessions
 
     def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
 from belljar.sessions.endings import SessionEndings
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.fork import fork_kernel
+from belljar.sessions.fork import ForkedKernel, fork_kernel
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
 from belljar.sessions.session import Session, idle_time
@@ -51,6 +51,9 @@ NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session
 
 MAX_ASLEEP = 256
 """How many sessions of one owner may be on disk before no more are hibernated to make room: each may take `disk_mb`."""
+
+FORKS_AT_ONCE = 16
+"""How many forks of one call are made side by side; more would only wait for a processor."""
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +154,7 @@ class Registry:
             self.starter.gpus.request(folders.session_id, count)
         session = self._open(folders, principal, name, kept_reason)
         self._record_new(session)
+        self.journal.commit()
         if pooled is not None:
             session.session_kernel.adopt(pooled.kernel, is_fresh=True)
             metrics.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
@@ -164,33 +168,90 @@ class Registry:
     async def fork(
         self, session_id: str, principal: str, *, at: str | int = "", reseed: bool = False
     ) -> tuple[Session, SessionFork]:
-        """Create a session that continues from the state of another one, or from its state before an execution.
+        """Create one session that continues from the state of another one; see `fork_many`."""
+        (session,), told = await self.fork_many(session_id, principal, at=at, reseed=reseed)
+        return session, told
 
-        `at` is the id of that execution, or its number counted back from the last one, which is 1.
+    async def fork_many(
+        self, session_id: str, principal: str, *, at: str | int = "", reseed: bool = False, count: int = 1
+    ) -> tuple[list[Session], SessionFork]:
+        """Create sessions that continue from the state of another one, or from its state before an execution.
+
+        `at` is the id of that execution, or its number counted back from the last one, which is 1. They are as many as
+        there is room for, `count` at most; one place at least, or it is refused.
         """
         origin = await self.reach(session_id, principal)
         origin.check_forkable("forked")
         origin.queue.check_idle()
         before = origin.state_before(at) if isinstance(at, int) or at.isdecimal() else at
-        await self.make_room(principal, spared=origin)
-        with self._expecting(principal):
-            return await self._fork(origin, principal, before, reseed=reseed)
-
-    async def _fork(self, origin: Session, principal: str, before: str, *, reseed: bool) -> tuple[Session, SessionFork]:
-        async with origin.turn:
-            forked = await fork_kernel(origin, self.starter, self._folder, at=before, reseed=reseed)
-            reason = f"fork of {origin.id}"
-            redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
-            session = self._open(forked.folders, principal, origin.environment, reason, redactor)
-            self._record_new(session)
-            self.records.record_origin(session.id, origin.id, before)
-            session.session_kernel.adopt(forked.kernel)
-            session.session_kernel.variables = forked.variables
-            session.guard.inherit(origin.guard)
-            self.records.record_use(session.id, forked.variables)
-            metrics.sessions_opened.add("fork")
+        with ExitStack() as reserved:
+            places: list[ExitStack] = []
+            unmade: Exception | None = None
+            while len(places) < count and unmade is None:
+                await self.make_room(principal, spared=origin)
+                try:
+                    place = reserved.enter_context(ExitStack())
+                    place.enter_context(self._expecting(principal))
+                except Busy as error:
+                    if not places:
+                        raise
+                    unmade = error
+                else:
+                    places.append(place)
+            made, failure = await self._fork(origin, principal, before, places, reseed=reseed)
+        unmade = unmade or failure
+        (first, forked), sessions = made[0], [session for session, _ in made]
+        why = "" if unmade is None else f"{len(made)} of {count} were made: {unmade}"
+        ids = [session.id for session in sessions] if count > 1 else []
         variables, lost = list(forked.variables), forked.lost
-        return session, SessionFork(session_id=session.id, origin=origin.id, variables=variables, lost=lost)
+        return sessions, SessionFork(
+            session_id=first.id, origin=origin.id, variables=variables, lost=lost, session_ids=ids, unmade=why
+        )
+
+    async def _fork(
+        self, origin: Session, principal: str, before: str, places: Sequence[ExitStack], *, reseed: bool
+    ) -> tuple[list[tuple[Session, ForkedKernel]], Exception | None]:
+        """Fork a session into so many places, side by side; return those that were made and why one was not."""
+        # What is on a GPU is saved for each fork, to one file of the origin.
+        at_once = asyncio.Semaphore(1 if self.starter.gpus.of(origin.id) else FORKS_AT_ONCE)
+
+        async def fork(place: ExitStack) -> tuple[Session, ForkedKernel]:
+            with place:
+                async with at_once:
+                    forked = await fork_kernel(origin, self.starter, self._folder, at=before, reseed=reseed)
+                return self._open_fork(origin, principal, before, forked), forked
+
+        async with origin.turn:
+            await origin.session_kernel.ensure_started()
+            tasks = [asyncio.ensure_future(fork(place)) for place in places]
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            except asyncio.CancelledError:
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for task in tasks:
+                    if not task.cancelled() and task.exception() is None:
+                        await self.endings.delete(task.result()[0], "was forked for a caller who has gone")
+                raise
+            self.journal.commit()
+        failures = [error for task in tasks if (error := task.exception()) is not None]
+        made = [task.result() for task in tasks if task.exception() is None]
+        expected = [error for error in failures if isinstance(error, Exception)]
+        if failures and (not made or len(expected) < len(failures)):
+            raise failures[0]
+        return made, expected[0] if expected else None
+
+    def _open_fork(self, origin: Session, principal: str, before: str, forked: ForkedKernel) -> Session:
+        reason = f"fork of {origin.id}"
+        redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
+        session = self._open(forked.folders, principal, origin.environment, reason, redactor)
+        self._record_new(session)
+        self.records.record_origin(session.id, origin.id, before)
+        session.session_kernel.adopt(forked.kernel)
+        session.session_kernel.variables = forked.variables
+        session.guard.inherit(origin.guard)
+        self.records.record_use(session.id, forked.variables)
+        metrics.sessions_opened.add("fork")
+        return session
 
     def take_over(
         self, entry: SessionRecord, folders: SessionFolders, kernel: Kernel, token_log: TokenLog | None
@@ -325,7 +386,6 @@ class Registry:
 
     def _record_new(self, session: Session) -> None:
         self.records.enter(session.id, session.principal, session.environment, session.reason)
-        self.journal.commit()
         self.changes.publish("session", "made", session.id, session.principal)
         log.info("session %s created", session.id, extra=session.log_ids)
 
