@@ -218,7 +218,7 @@ async def test_the_whole_story_by_keyboard_alone(place: Place, chromium: Browser
     await expect(page.locator("#waiting")).to_contain_text("1")
     await tab_to(page, "#session-state a.asks")
     await keyboard.press("Enter")
-    await page.wait_for_url("**/inbox")
+    await page.wait_for_url("**/inbox/*")
     await expect(page.locator(".question .marked")).to_contain_text("os.getcwd()")
     await tab_to(page, ".question button[value=accept]")
     await keyboard.press("Enter")

@@ -12,7 +12,7 @@ from calls import FORKS, LEGACY, Caller, connected, opened_runtime, text_of
 from workflow_texts import code, form, workflow
 
 from belljar.environments import Environment
-from belljar.errors import InvalidArgument, QuestionNotFound
+from belljar.errors import InvalidArgument, QuestionClosed
 from belljar.questions.models import InboxQuestion
 from belljar.runtime import Runtime
 from task_clients import TaskFollower, ask
@@ -94,7 +94,7 @@ async def test_a_question_of_a_run_waits_on_while_answers_lack_a_required_field(
     async def person(number: int) -> str:
         try:
             await answer(runtime, question.id, n=number)
-        except (InvalidArgument, QuestionNotFound):
+        except (InvalidArgument, QuestionClosed):
             return ""
         return str(number)
 
@@ -111,7 +111,7 @@ async def test_waits_of_workflows_are_in_the_same_list(runtime: Runtime, caller:
     await answer(runtime, question.id, n=3)
     ended = await caller.fields("run_workflow", run_id=run["run"], wait_s=30)
     assert ended["result"] == {"n": 3}
-    with pytest.raises(QuestionNotFound):
+    with pytest.raises(QuestionClosed, match="already by ada"):
         await answer(runtime, question.id, n=4)
 
 

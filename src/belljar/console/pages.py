@@ -25,6 +25,8 @@ from belljar.outputs.terminal_text import as_plain
 from belljar.questions.models import InboxQuestion
 
 CELLS_AT_ONCE: Final = 50
+LIVE: Final = ("waiting", "running", "idle", "fresh")
+"""The states of sessions in the first part of their list; those that wait for a person come first."""
 _LINES_AT_ONCE: Final = 500
 _WINDOW_LINES: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
@@ -92,12 +94,12 @@ class Pages:
             state=query.get("state", ""), owner=query.get("owner", "")[:200], text=query.get("q", "")[:200]
         )
         found = await self._engine.sessions(access, wanted, query.get("cursor", ""), _SESSIONS_AT_ONCE)
-        live = [entry for entry in found.items if entry.state in ("running", "idle", "fresh")]
-        others = [entry for entry in found.items if entry.state not in ("running", "idle", "fresh")]
+        live = [entry for entry in found.items if entry.state in LIVE]
+        others = [entry for entry in found.items if entry.state not in LIVE]
         return await self.page(
             "sessions.html",
             request,
-            live=live,
+            live=sorted(live, key=lambda entry: entry.state != "waiting"),
             others=others,
             wanted=wanted,
             next=found.next,

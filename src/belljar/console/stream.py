@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from belljar.console.cell_views import CellView
 from belljar.console.cells import RenderedOutput, RenderStep, code_markup, highlight
-from belljar.console.pages import Pages
+from belljar.console.pages import LIVE, Pages
 from belljar.engine.contract import Access, Engine
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed
 from belljar.errors import BelljarError, InvalidArgument, SessionNotFound
@@ -25,7 +25,6 @@ _GATHER_S: Final = 0.5
 _PRESENCE_S: Final = 10.0
 _LOOK_S: Final = 5.0
 _INBOX: Final = "inbox"
-_LIVE: Final = ("running", "idle", "fresh")
 
 
 class PageStreams:
@@ -196,7 +195,7 @@ class PageStreams:
         if entry.state == "gone":
             return change("remove", f"session-{session_id}", id=place)
         html = self._pages.session_row(access, entry)
-        return change("row", f"session-{session_id}", html, id=place, list="live" if entry.state in _LIVE else "others")
+        return change("row", f"session-{session_id}", html, id=place, list="live" if entry.state in LIVE else "others")
 
 
 async def _first(waiting: Any, task: "asyncio.Task[None]") -> None:
@@ -295,7 +294,7 @@ class SessionPageStream:
             case "session" if item.session is not None:
                 html = self._pages.session_header(self._access, item.session)
                 yield change("inbox", count=len(await self._engine.questions(self._access)))
-                yield change("replace", "session-state", html, running=item.session.state == "running")
+                yield change("replace", "session-state", html, running=item.session.now is not None)
                 for event in self._rewindable_cells(item.session.rewindable):
                     yield event
             case "gone":

@@ -1,10 +1,10 @@
 """Sessions and executions as they are shown: what the journal has of them, joined with what is live in this process."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from belljar.engine.history import ExecutionRow, HistoryReader
-from belljar.engine.models import ExecutionEntry, RunningCell, SessionEntry
+from belljar.engine.models import AskedPerson, ExecutionEntry, RunningCell, SessionEntry
 from belljar.engine.usage import UsageSampler
 from belljar.executions.execution import Execution
 from belljar.journal.journal import KILLED
@@ -29,8 +29,19 @@ class Entries:
         session = self._registry.find_open(row.session_id)
         return session.queue.find(row.id) if session is not None else None
 
+    def sessions(self, rows: Iterable[SessionRecord]) -> list[SessionEntry]:
+        """Return sessions as lists show them; what waits for a person is looked up once for all of them."""
+        asked: dict[str, AskedPerson] = {}
+        for question in self._registry.inbox.waiting(None):
+            asked.setdefault(question.session_id, AskedPerson(question_id=question.id, title=question.title))
+        return [self._session(row, asked.get(row.id)) for row in rows]
+
     def session(self, row: SessionRecord) -> SessionEntry:
         """Return a session as lists show it."""
+        (entry,) = self.sessions([row])
+        return entry
+
+    def _session(self, row: SessionRecord, asks: AskedPerson | None) -> SessionEntry:
         kept_s = self._registry.settings.keep_days * DAY_S
         entry = SessionEntry(
             session_id=row.id,
@@ -46,7 +57,9 @@ class Entries:
             last_cause=row.end,
         )
         session = self._registry.find_open(row.id)
-        return self._with_life(entry, session) if session is not None else entry
+        entry = self._with_life(entry, session) if session is not None else entry
+        is_waiting = asks is not None and entry.state != "gone"
+        return entry.model_copy(update={"asks": asks, "state": "waiting"}) if is_waiting else entry
 
     def _with_life(self, entry: SessionEntry, session: Session) -> SessionEntry:
         kernel, last = session.session_kernel.kernel, session.queue.latest()
@@ -72,14 +85,11 @@ class Entries:
 
     def _running_cell(self, execution: Execution) -> RunningCell:
         wall_s = execution.result().usage.wall_s
-        asked = (each for each in self._registry.inbox.waiting(None) if each.execution_id == execution.id)
-        question = next(asked, None)
         return RunningCell(
             execution_id=execution.id,
             first_line=_telling_line(execution.cell.code),
             since=iso_ms(time.time() - wall_s),
             running_s=round(wall_s, 1),
-            asks=question.message.strip().partition("\n")[0][:_MAX_FIRST_LINE] if question else "",
         )
 
     def execution(self, row: ExecutionRow) -> ExecutionEntry:

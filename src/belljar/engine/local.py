@@ -342,8 +342,7 @@ class LocalEngine(LocalViews):
         """See `Engine`."""
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         by = access.name or access.principal
-        await inbox.answer(question_id, whose, action=action, values=values, by=by, where=access.via)
-        return inbox.find(question_id, whose)
+        return await inbox.answer(question_id, whose, action=action, values=values, by=by, where=access.via)
 
     async def note_presence(self, access: Access) -> None:
         """See `Engine`."""

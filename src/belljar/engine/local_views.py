@@ -65,7 +65,7 @@ from belljar.sessions.kernel_questions import ask_between_cells
 from belljar.sessions.registry import Registry
 
 _LIVE = ("running", "idle", "fresh")
-_STATES = (*_LIVE, "asleep", "gone")
+_STATES = ("waiting", *_LIVE, "asleep", "gone")
 MAX_TEXT = 200
 _LISTED_FILES = 500
 _LISTED_BELOW = 2_000
@@ -174,8 +174,8 @@ class LocalViews:
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
-        entries = [self._entries.session(row) for row in shown]
-        if wanted.state in _LIVE:
+        entries = self._entries.sessions(shown)
+        if wanted.state in (*_LIVE, "waiting"):
             entries = [entry for entry in entries if entry.state == wanted.state]
         last = shown[-1] if len(rows) > limit else None
         following = cursor_of(f"{last.created_at!r} {last.id}") if last else None
@@ -424,7 +424,8 @@ def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "go
         return ("asleep",)
     if state == "gone":
         return ("gone",)
-    return ("live",) if state else ("live", "asleep")
+    # The session of a run that waits for a person may sleep meanwhile.
+    return ("live",) if state in _LIVE else ("live", "asleep")
 
 
 def _session_place(cursor: str) -> tuple[float, str]:

@@ -14,7 +14,8 @@ MAX_REQUIREMENTS = 50
 UNFINISHED = ("queued", "running")
 """The states of an execution that has not ended."""
 
-SessionState = Literal["running", "idle", "fresh", "asleep", "gone"]
+SessionState = Literal["waiting", "running", "idle", "fresh", "asleep", "gone"]
+"""`waiting`: for a person's answer, whether a cell of it asks or the run of a workflow that it belongs to."""
 ExecutionState = Literal["queued"] | Status
 Item = TypeVar("Item")
 
@@ -58,8 +59,13 @@ class RunningCell(Model):
     """Its first line that is no import and no comment, where it has one."""
     since: str
     running_s: float
-    asks: str = ""
-    """The first line of the question to a person that it waits with."""
+
+
+class AskedPerson(Model):
+    """The first of the questions to a person that a session waits with."""
+
+    question_id: str
+    title: str
 
 
 class SessionEntry(Model):
@@ -85,6 +91,7 @@ class SessionEntry(Model):
     last_cause: str = ""
     """The latest limit, timeout, interrupt or death; of a session that is not live, why it ended."""
     now: RunningCell | None = None
+    asks: AskedPerson | None = None
     rewindable: list[str] = []
     """The executions before which a state of the session is held, oldest first."""
 

@@ -80,6 +80,10 @@ class QuestionSource(Protocol):
         """Return what waits, of one owner or of all."""
         ...
 
+    def find(self, question_id: str) -> InboxQuestion | None:
+        """Return a question by its id, whether it waits or not."""
+        ...
+
     async def answer(
         self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool
     ) -> None:
@@ -99,7 +103,7 @@ class Inbox:
         """Returns the address of this server as people reach its console; empty while it has none."""
         self.sources: list[QuestionSource] = []
         self.on_change: list[Callable[[InboxQuestion], None]] = []
-        """Called when a question is put, and when it waits no more."""
+        """Called when a question is put, and when it waits no more; for others who wait, who asked calls `tell`."""
 
     # For executions
 
@@ -129,14 +133,15 @@ class Inbox:
         self._live[waiting.entry.id] = waiting
         waiting.on_end = self._end
         self._table.put(waiting.entry)
-        self._tell(waiting.entry)
+        self.tell(waiting.entry)
 
     def _end(self, question: InboxQuestion) -> None:
         del self._live[question.id]
         self._table.end(question)
-        self._tell(question)
+        self.tell(question)
 
-    def _tell(self, question: InboxQuestion) -> None:
+    def tell(self, question: InboxQuestion) -> None:
+        """Tell those who show questions that one was put, or waits no more."""
         for tell in self.on_change:
             tell(question)
 
@@ -158,8 +163,10 @@ class Inbox:
 
     def find(self, question_id: str, principal: str | None) -> InboxQuestion:
         """Return one question; another owner's is answered as an unknown one."""
-        waiting = next((each for each in self.waiting(principal) if each.id == question_id), None)
-        found = waiting or (self._table.find(question_id) if question_id.isascii() else None)
+        found = self._live[question_id].entry if question_id in self._live else None
+        if found is None and question_id.isascii():
+            others = (source.find(question_id) for source in self.sources)
+            found = self._table.find(question_id) or next((each for each in others if each is not None), None)
         if found is None or principal not in (None, found.owner):
             raise QuestionNotFound(
                 f"there is no question {question_id[:80]!r}", hint="`belljar inbox` lists those that wait"
@@ -175,8 +182,11 @@ class Inbox:
         values: Mapping[str, Any] | None = None,
         by: str,
         where: str,
-    ) -> None:
-        """Answer a question for the person `by`; raises `QuestionClosed` if it waits no more, with who was first."""
+    ) -> InboxQuestion:
+        """Answer a question for the person `by`; return it as it is then.
+
+        Raises `QuestionClosed` if it waits no more, with who was first.
+        """
         question = self.find(question_id, principal)
         check_may_answer(question_id, in_console=question.in_console, is_operator=principal is None)
         if question.state != "waiting":
@@ -184,7 +194,8 @@ class Inbox:
         if question.kind == "workflow":
             for source in self.sources:
                 await source.answer(question, action, values or {}, by, is_operator=principal is None)
-            return
+            state: QuestionState = "answered" if action == "accept" else "declined"
+            return question.model_copy(update={"state": state, "answered_by": by, "answered_in": where})
         given = checked_values(question.fields, values or {}) if action == "accept" else {}
         if not self.is_open:
             raise InvalidArgument(
@@ -196,6 +207,7 @@ class Inbox:
                 f"question {question_id} waits under another server", hint="Answer it there, or on that machine"
             )
         live.take(QuestionReply(action, given), by, where)
+        return live.entry
 
 
 def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> None:

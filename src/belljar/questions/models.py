@@ -14,6 +14,7 @@ from belljar.models import Model
 from belljar.outputs.terminal_text import printable
 
 MAX_MESSAGE_CHARS: Final = 20_000
+_MAX_TITLE_CHARS: Final = 200
 Action = Literal["accept", "decline"]
 QuestionState = Literal["waiting", "answered", "declined", "expired", "withdrawn"]
 
@@ -163,6 +164,18 @@ class InboxQuestion(Model):
     ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the question in one line. Its words are those of whoever asks, except for calls and code."""
+        about = self.about
+        if about is not None and about.tool:
+            return f"May {about.server}.{about.tool} be called?"
+        if about is not None and about.code:
+            return "May this code run?"
+        # Those of workflows have run and step before them.
+        message = self.message.partition(": ")[2] if self.kind == "workflow" else self.message
+        return message.strip().partition("\n")[0][:_MAX_TITLE_CHARS] or "A question without words"
 
 
 def shown_fields(question: Question) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class FormRunner:
             asked = replace(question, message=message, asked_at=now)
             await run.ask(path, attempt, asked, now + config.expires_s if config.expires_s else None)
             run.note(path, attempt)
-        with run.asking():
+        with run.asking(path, attempt):
             answer = await run.answer_of(path, attempt)
         if answer is None:
             return await self._expire(config, path, attempt)

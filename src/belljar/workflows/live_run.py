@@ -73,6 +73,8 @@ class LiveRun:
         self._hold_s = hold_s
         self._changed = ChangeSignal()
         self._woken = ChangeSignal()
+        self.on_question: Callable[[StepRecord, bool], None] = lambda _step, _is_waiting: None
+        """Called with a step that asks a person, and whether it waits; again when it waits no more."""
         self._active = 0
         self._waiting = 0
         self._waiting_cells = 0
@@ -147,8 +149,11 @@ class LiveRun:
             self._set_state()
 
     @contextmanager
-    def asking(self, *, is_from_cell: bool = False) -> Generator[None]:
-        """Count a question as open. With `is_from_cell`, a cell waits for the answer, so the run cannot be let go."""
+    def asking(self, path: str, attempt: int, *, is_from_cell: bool = False) -> Generator[None]:
+        """Count the question of a step as open.
+
+        With `is_from_cell`, a cell waits for the answer, so the run cannot be let go.
+        """
         self._waiting += 1
         self._waiting_cells += is_from_cell
         self._set_state()
@@ -158,6 +163,8 @@ class LiveRun:
             self._waiting -= 1
             self._waiting_cells -= is_from_cell
             self._set_state()
+            if not self.is_released and (row := self.records.step(self.id, path, attempt)) is not None:
+                self.on_question(row, False)
 
     def _set_state(self) -> None:
         if self.is_released:
@@ -224,6 +231,8 @@ class LiveRun:
 
         await self.patiently(ask)
         self.tell("ask", path, question.message)
+        if (row := self.records.step(self.id, path, attempt)) is not None:
+            self.on_question(row, True)
 
     async def patiently(self, work: Callable[[], Awaitable[Work]]) -> Work:
         """Do work again while it is refused because the server is too busy or its journal cannot be written."""

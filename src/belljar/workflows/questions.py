@@ -3,16 +3,25 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from belljar.journal.run_records import ENDED, RunRecord, StepRecord
+from belljar.models import iso_ms
 from belljar.outputs.terminal_text import printable
-from belljar.questions.models import Question, QuestionSubject
+from belljar.questions.models import InboxQuestion, Question, QuestionState, QuestionSubject, shown_fields
 from belljar.questions.schema import fault_of, fields_of, required_of
 
 Kind = Literal["form", "approval", "fate", "held"]
 # A step on record is read by older versions too, which know these and no others.
 _RECORDED = ("kind", "message", "schema", "given", "asked_at", "is_password", "in_console")
+
+# What became of a question, by the state of its step.
+_FATES: dict[str, QuestionState] = {
+    **dict.fromkeys(("answered", "running", "done", "failed", "repeated"), "answered"),
+    "declined": "declined",
+    "expired": "expired",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,27 @@ def read_question(text: str) -> RunQuestion:
     known = json.loads(text)
     about = known.pop("about", None)
     return RunQuestion(**known, about=QuestionSubject.model_validate(about) if about else None)
+
+
+def inbox_question(run: RunRecord, step: StepRecord) -> InboxQuestion:
+    """Return the question that a step waits with as the inbox shows it. Its id is that of the run and the path."""
+    question = read_question(step.question or "")
+    about = question.about or QuestionSubject(asked_by="workflow")
+    message = f"workflow {run.name}, step {step.path}: {question.message}"
+    is_open = step.state == "waiting" and run.state not in ENDED
+    return InboxQuestion(
+        id=f"{run.id}:{step.path}",
+        kind="workflow",
+        owner=run.principal,
+        session_id=run.session_id,
+        execution_id=step.execution_id,
+        **shown_fields(replace(question, message=message, about=about)),
+        put_at=iso_ms(question.asked_at or step.began_at),
+        expires_at=iso_ms(step.expires_at) if step.expires_at else None,
+        state="waiting" if is_open else _FATES.get(step.state, "withdrawn"),
+        ended_at=iso_ms(step.ended_at) if step.ended_at and not is_open else None,
+        answered_by=str(json.loads(step.answer).get("by", "")) if step.answer else "",
+    )
 
 
 def fate_question(path: str, why: str) -> RunQuestion:

@@ -1,12 +1,10 @@
 """The waits of workflows in the inbox, beside the questions of executions."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from belljar.models import iso_ms
-from belljar.questions.models import Action, InboxQuestion, QuestionSubject, shown_fields
-from belljar.workflows.questions import read_question
+from belljar.questions.models import Action, InboxQuestion
+from belljar.workflows.questions import inbox_question
 from belljar.workflows.workflows import Workflows
 
 
@@ -18,25 +16,13 @@ class RunInbox:
 
     def waiting(self, principal: str | None) -> list[InboxQuestion]:
         """See `QuestionSource`."""
-        found: list[InboxQuestion] = []
-        for run, step in self._workflows.waiting(principal):
-            question = read_question(step.question or "")
-            about = question.about or QuestionSubject(asked_by="workflow")
-            message = f"workflow {run.name}, step {step.path}: {question.message}"
-            asked = replace(question, message=message, about=about)
-            found.append(
-                InboxQuestion(
-                    id=f"{run.id}:{step.path}",
-                    kind="workflow",
-                    owner=run.principal,
-                    session_id=run.session_id,
-                    execution_id=step.execution_id,
-                    **shown_fields(asked),
-                    put_at=iso_ms(question.asked_at or step.began_at),
-                    expires_at=iso_ms(step.expires_at) if step.expires_at else None,
-                )
-            )
-        return found
+        return [inbox_question(run, step) for run, step in self._workflows.waiting(principal)]
+
+    def find(self, question_id: str) -> InboxQuestion | None:
+        """See `QuestionSource`."""
+        run_id, _, path = question_id.partition(":")
+        found = self._workflows.asked(run_id, path)
+        return inbox_question(*found) if found is not None else None
 
     async def answer(
         self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool

@@ -297,7 +297,7 @@ class StepRunner:
         run, number = self._run, execution.question_number
         recorded = await session.recordable(question)
         await run.ask(path, attempt, run_question(recorded, "held"))
-        with run.resting(), run.asking(is_from_cell=True):
+        with run.resting(), run.asking(path, attempt, is_from_cell=True):
             while (
                 not execution.is_finished
                 and execution.question_number == number
@@ -341,7 +341,7 @@ class StepRunner:
         return await self._approval(path, attempt)
 
     async def _approval(self, path: str, attempt: int) -> int | StepOutcome:
-        with self._run.resting(), self._run.asking():
+        with self._run.resting(), self._run.asking(path, attempt):
             answer = await self._run.answer_of(path, attempt)
         if answer is None or answer["action"] != "accept":
             reason = "the person was asked and did not allow it"
@@ -432,7 +432,7 @@ class StepRunner:
         return tool is not None and (tool.annotations.read_only or tool.annotations.idempotent)
 
     async def _fate(self, path: str, attempt: int) -> StepOutcome | int:
-        with self._run.asking():
+        with self._run.asking(path, attempt):
             answer = await self._run.answer_of(path, attempt)
         choice = answer["values"].get("choice") if answer and answer["action"] == "accept" else "stop"
         if choice == "again":

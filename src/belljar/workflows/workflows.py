@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ from belljar.workflows.definition import NAME, CodeExecution, Definition, StepKi
 from belljar.workflows.interpreter import RunInterpreter
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.live_run import LiveRun, NobodyAnswered, StopRun
-from belljar.workflows.questions import RunQuestion, read_question
+from belljar.workflows.questions import RunQuestion, inbox_question, read_question
 from belljar.workflows.run_session import RunSession, uses_steps
 from belljar.workflows.run_views import RunInfo, WorkflowInfo, run_info
 from belljar.workflows.step_guards import hidden_in
@@ -195,10 +196,15 @@ class Workflows:
 
     def _drive(self, record: RunRecord, definition: Definition, *, reruns_failed: bool = False) -> LiveRun:
         run = LiveRun(record, definition, self._records, hold_s=self._settings.workflow_hold_s)
+        run.on_question = partial(self._tell_question, record)
         self._live[record.id] = run
         work = self._driven(run, reruns_failed=reruns_failed)
         run.task = asyncio.get_running_loop().create_task(work, name=f"run {record.id}")
         return run
+
+    def _tell_question(self, record: RunRecord, step: StepRecord, is_waiting: bool) -> None:
+        asked = inbox_question(record, step)
+        self._sessions.inbox.tell(asked if is_waiting else asked.model_copy(update={"state": "withdrawn"}))
 
     async def _driven(self, run: LiveRun, *, reruns_failed: bool) -> None:
         """Drive a run to its end, or to a question that nobody answers soon."""
@@ -346,6 +352,12 @@ class Workflows:
         """Return all steps that wait for a person, of one owner or of all, with their runs."""
         return [pair for pair in self._records.waiting() if principal in (None, pair[0].principal)]
 
+    def asked(self, run_id: str, path: str) -> tuple[RunRecord, StepRecord] | None:
+        """Return the latest attempt of a step that asked a person, with its run; None if it never did."""
+        record = self._records.find(run_id)
+        rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
+        return (record, rows[-1]) if record is not None and rows else None
+
     def has_asked(self, run_id: str, principal: str, since: float) -> bool:
         """Return whether a run waits for a person, or asked one after a time."""
         rows = self._records.asked(self.record(run_id, principal).id)
@@ -358,7 +370,10 @@ class Workflows:
         record = self.record(run_id, principal)
         if record.state in ENDED:
             raise InvalidArgument(f"run {record.id} is {record.state} already")
+        asked = self._records.questions(record.id)
         if not self._is_driven(record) and self._records.end_undriven(record, "stopped", "somebody stopped it"):
+            for step in asked:
+                self._tell_question(record, step, is_waiting=False)
             return
         self._records.want(record.id, "stop")
         if (live := self._live.get(record.id)) is not None and live.task is not None:

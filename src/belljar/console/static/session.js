@@ -137,11 +137,12 @@ function addCell(id, html) {
 
 // In the heading and in the title, which may begin with the number of questions that wait.
 function showName() {
-  const name = document.getElementById("session-state")?.dataset.name;
+  const { name, state } = document.getElementById("session-state")?.dataset ?? {};
   const heading = document.getElementById("session-name");
-  if (!name || !heading || heading.textContent === name) return;
-  heading.textContent = name;
-  document.title = `${/^\(\d+\) /.exec(document.title)?.[0] ?? ""}${name} · belljar`;
+  if (!name || !heading) return;
+  if (heading.textContent !== name) heading.textContent = name;
+  const count = /^\(\d+\) /.exec(document.title)?.[0] ?? "";
+  document.title = `${count}${state === "waiting" ? "Waiting: " : ""}${name} · belljar`;
 }
 
 /**
@@ -207,6 +208,6 @@ sizeFrames(document);
 listenToFrames();
 loadBlocks(cells);
 startComposing();
-pauseButton.hidden = !document.querySelector("#session-state .state-running");
+pauseButton.hidden = !document.querySelector("#session-state[data-runs]");
 if (isFollowing) scrollToEnd();
 openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", receive);
