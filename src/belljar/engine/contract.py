@@ -98,6 +98,20 @@ def place_of(cursor: str) -> str:
         ) from None
 
 
+def session_cursor(created_at: float, session_id: str) -> str:
+    """Return the cursor for the sessions that were made before this one."""
+    return cursor_of(f"{created_at!r} {session_id}")
+
+
+def session_place(cursor: str) -> tuple[float, str]:
+    """Return the place of such a cursor; lists have the greatest first, which is the session made last."""
+    created_at, _, session_id = place_of(cursor).partition(" ")
+    try:
+        return float(created_at), session_id
+    except ValueError:
+        raise InvalidArgument("the cursor is none that this list gave", hint="Pass `next` unchanged") from None
+
+
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
     """Which sessions to list."""

@@ -21,6 +21,8 @@ from belljar.engine.contract import (
     SessionFilter,
     cursor_of,
     place_of,
+    session_cursor,
+    session_place,
 )
 from belljar.engine.entries import Entries, read_execution
 from belljar.engine.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
@@ -170,15 +172,14 @@ class LocalViews:
             run=self._run,
             states=_journal_states(wanted.state),
             text=wanted.text[:MAX_TEXT],
-            before=_session_place(cursor) if cursor else None,
+            before=session_place(cursor) if cursor else None,
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
         entries = self._entries.sessions(shown)
         if wanted.state in (*_LIVE, "waiting"):
             entries = [entry for entry in entries if entry.state == wanted.state]
-        last = shown[-1] if len(rows) > limit else None
-        following = cursor_of(f"{last.created_at!r} {last.id}") if last else None
+        following = session_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
         return SessionPage(items=entries, next=following, after=after)
 
     def _place(self) -> str:
@@ -426,11 +427,3 @@ def _journal_states(state: str) -> tuple[Literal["unborn", "live", "asleep", "go
         return ("gone",)
     # The session of a run that waits for a person may sleep meanwhile.
     return ("live",) if state in _LIVE else ("live", "asleep")
-
-
-def _session_place(cursor: str) -> tuple[float, str]:
-    created_at, _, session_id = place_of(cursor).partition(" ")
-    try:
-        return float(created_at), session_id
-    except ValueError:
-        raise InvalidArgument("the cursor is none that this list gave", hint="Pass `next` unchanged") from None

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from pydantic import JsonValue
 
 from belljar.engine.called import CalledEngine
-from belljar.engine.contract import Access, Engine, SessionFilter, cursor_of
+from belljar.engine.contract import Access, Engine, SessionFilter, session_cursor, session_place
 from belljar.engine.models import (
     ConsoleLink,
     Followed,
@@ -97,7 +98,7 @@ class ManyEngine(CalledEngine):
         """Call the server that has the session or the execution that is named; what names neither, the first one."""
         return await self._first((SessionNotFound, ExecutionNotFound), verb, access, **arguments)
 
-    async def _stream(self, verb: str, access: Access, kind: type[Any], **arguments: Any) -> AsyncGenerator[Any]:
+    async def _stream(self, verb: str, access: Access, **arguments: Any) -> AsyncGenerator[Any]:
         """Yield what the server tells that has the session that is named; what names none, the first one."""
         missing: BelljarError | None = None
         for engine in (await self._places()).values():
@@ -160,7 +161,7 @@ class ManyEngine(CalledEngine):
         return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
-        """See `Engine`. Cursors are places in time, so they mean the same to every server."""
+        """See `Engine`. A cursor is a place in time and an id, so it means the same to every server."""
         pages: list[tuple[str, SessionPage]] = await self._all(
             "sessions", access, wanted=wanted, cursor=cursor, limit=limit
         )
@@ -168,11 +169,13 @@ class ManyEngine(CalledEngine):
             return pages[0][1]
         # Those that sleep are told by every server.
         entries = {entry.session_id: entry for _, page in pages for entry in page.items}
-        ordered = sorted(entries.values(), key=lambda entry: (entry.created_at, entry.session_id), reverse=True)
-        shown = ordered[:limit]
-        has_more = len(ordered) > limit or any(page.next for _, page in pages)
+        ordered = sorted(((_place(entry), entry) for entry in entries.values()), key=itemgetter(0), reverse=True)
+        # Before the end of its page a server may have more, between those that another one told.
+        ends = [session_place(page.next) for _, page in pages if page.next]
+        told = [entry for place, entry in ordered if not ends or place >= max(ends)]
+        end = _place(told[limit - 1]) if len(told) > limit else max(ends, default=None)
         after = ",".join(page.after for _, page in pages)
-        return SessionPage(items=shown, next=_place(shown[-1]) if has_more and shown else None, after=after)
+        return SessionPage(items=told[:limit], next=session_cursor(*end) if end else None, after=after)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Engine`."""
@@ -266,5 +269,7 @@ def _pid(name: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _place(entry: SessionEntry) -> str:
-    return cursor_of(f"{datetime.fromisoformat(entry.created_at).timestamp()!r} {entry.session_id}")
+def _place(entry: SessionEntry) -> tuple[float, str]:
+    if entry.cursor:
+        return session_place(entry.cursor)
+    return datetime.fromisoformat(entry.created_at).timestamp(), entry.session_id  # of a server of an earlier version

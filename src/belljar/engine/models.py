@@ -78,6 +78,8 @@ class SessionEntry(Model):
     reason: str = ""
     server: str = ""
     created_at: str
+    cursor: str = ""
+    """What to pass as `cursor` for those after it in the list."""
     last_used_at: str
     expires_at: str = ""
     executions: int = 0

@@ -20,12 +20,15 @@ from belljar.engine.models import (
     ExecutionEntry,
     ExecutionProgress,
     FileListing,
+    Followed,
     Health,
     LiveSession,
     NameCompletion,
     OutputLines,
     PackageList,
+    ProgressStep,
     Server,
+    ServerEvent,
     SessionDetail,
     SessionEntry,
     SessionPage,
@@ -269,6 +272,8 @@ class Operation:
     body: type[Model] | None = None
     status: int = 200
     media: str = JSON
+    item: type[Model] | None = None
+    """What a stream consists of; its kind and its id are the event's."""
     wrapped: str = ""
     """The field of the answer that has what the verb returns; empty where that is the answer itself."""
 
@@ -324,6 +329,7 @@ OPERATIONS: Final = (
         "Open a session and start its kernel: a stream of its stages",
         body=StartedSession,
         media=STREAM,
+        item=ProgressStep,
     ),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),
     Operation("rename", "POST", f"{_SESSION}/rename", "Change its reason", SessionEntry, body=SessionReason),
@@ -418,6 +424,7 @@ OPERATIONS: Final = (
         "Install packages: a stream of its stages",
         body=NewPackages,
         media=STREAM,
+        item=ProgressStep,
     ),
     Operation(
         "queue_install",
@@ -431,7 +438,13 @@ OPERATIONS: Final = (
     ),
     Operation("notebook", "GET", f"{_SESSION}/notebook.{{form}}", "As ipynb, html, py or md", media=NOTEBOOKS),
     Operation(
-        "follow", "GET", f"{_SESSION}/events", "Cells and output as they come", None, {"after": _AFTER}, media=STREAM
+        "follow",
+        "GET",
+        f"{_SESSION}/events",
+        "Cells and output as they come",
+        query={"after": _AFTER},
+        media=STREAM,
+        item=Followed,
     ),
     Operation("execution", "GET", _EXECUTION, "One execution, without output", ExecutionEntry),
     Operation(
@@ -516,5 +529,13 @@ OPERATIONS: Final = (
     ),
     Operation("answer", "POST", "/questions/{question_id:path}", "Answer one", InboxQuestion, body=QuestionAnswer),
     Operation("note_presence", "POST", "/presence", "Say that somebody who may answer questions is there", status=204),
-    Operation("server_events", "GET", "/events", "What happens to sessions", None, {"after": _AFTER}, media=STREAM),
+    Operation(
+        "server_events",
+        "GET",
+        "/events",
+        "What happens to sessions",
+        query={"after": _AFTER},
+        media=STREAM,
+        item=ServerEvent,
+    ),
 )

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import httpx2
@@ -19,9 +19,7 @@ from pydantic import ValidationError
 from belljar import ipc
 from belljar.engine.called import CalledEngine
 from belljar.engine.contract import MAX_PART_BYTES, Access, SessionFilter
-from belljar.engine.models import (
-    FilePart,
-)
+from belljar.engine.models import FilePart
 from belljar.engine.operations import IN_PATH, JSON, OPERATIONS, PREFIX, ApiProblem, EventPage, Operation
 from belljar.errors import (
     BelljarError,
@@ -32,6 +30,7 @@ from belljar.errors import (
     SessionNotFound,
     named_error,
 )
+from belljar.models import Model
 from belljar.servers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0
@@ -74,8 +73,10 @@ class RemoteEngine(CalledEngine):
             return found.items, found.next is not None
         return getattr(found, operation.wrapped) if operation.wrapped else found
 
-    async def _stream(self, verb: str, access: Access, kind: type[Any], **arguments: Any) -> AsyncGenerator[Any]:
-        async with self._send(_operation(verb, arguments), access, arguments) as response:
+    async def _stream(self, verb: str, access: Access, **arguments: Any) -> AsyncGenerator[Any]:
+        operation = _operation(verb, arguments)
+        kind = cast("type[Model]", operation.item)
+        async with self._send(operation, access, arguments) as response:
             fields: dict[str, str] = {}
             async for line in _lines(response):
                 name, _, value = line.partition(": ")
@@ -155,7 +156,9 @@ def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
             pass
     if operation.query:
         named = {name: known.argument or name for name, known in operation.query.items()}
-        request["params"] = {name: _text(left.pop(argument)) for name, argument in named.items() if argument in left}
+        request["params"] = {
+            name: _in_query(left.pop(argument)) for name, argument in named.items() if argument in left
+        }
     if operation.body is not None:
         for name in _ABSENCES:
             left.pop(name, None)  # empty, or in the path
@@ -177,10 +180,14 @@ def _in_path(part: re.Match[str], value: object) -> str:
     return quote(_text(text), safe="/").replace(".", "%2E")
 
 
+def _in_query(value: object) -> object:
+    return int(value) if isinstance(value, bool) else _text(value) if isinstance(value, str) else value
+
+
 def _text(value: str) -> str:
     """Return a text for a URL, or refuse one that none can have."""
-    if not _is_unicode(str(value)):
-        raise InvalidArgument(f"{str(value)[:64]!r} is not valid Unicode", hint="Leave the lone surrogates out")
+    if not _is_unicode(value):
+        raise InvalidArgument(f"{value[:64]!r} is not valid Unicode", hint="Leave the lone surrogates out")
     return value
 
 
