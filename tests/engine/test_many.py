@@ -1,5 +1,6 @@
 """Several servers of a data directory as one engine."""
 
+import socket
 import sqlite3
 from collections.abc import AsyncGenerator
 
@@ -9,6 +10,7 @@ from calls import opened_runtime
 from belljar.engine.contract import Access, Engine, SessionFilter
 from belljar.engine.many import servers_of
 from belljar.environments import Environment
+from belljar.errors import BelljarError, QuestionNotFound
 from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
@@ -68,3 +70,22 @@ async def test_pages_of_one_state_miss_nothing_that_is_behind_sessions_of_anothe
     assert ran.progress.status == "ok"
     many = servers_of(servers[0].settings.data_directory)
     assert await listed(many, SessionFilter(state="fresh"), 1) == [older.session_id, oldest.session_id]
+
+
+async def test_a_server_that_is_silent_may_have_taken_an_answer_and_is_named_before_those_that_know_no_such_question(
+    servers: tuple[Runtime, Runtime],
+) -> None:
+    folder = servers[0].settings.data_directory / "runs" / "0-silent"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)  # the whole path may be longer than a socket's address can be
+            silent.bind("http.sock")
+        silent.listen()
+        many = servers_of(servers[0].settings.data_directory, patience_s=1)
+        with pytest.raises(BelljarError) as refused:
+            await many.answer(OPERATOR, "nothing", "accept", {})
+    assert refused.value.code == "server-silent"
+    assert "look before you repeat it" in refused.value.hint
+    with pytest.raises(QuestionNotFound):
+        await servers_of(servers[0].settings.data_directory).answer(OPERATOR, "nothing", "accept", {})

@@ -27,6 +27,8 @@ from belljar.settings.keys import LOCAL_PRINCIPAL
 from belljar.toolbox.server_text import shortened
 
 LOOK_S = 2.0
+ANSWER_S = 30.0
+"""How long a server may take to take an answer: as long as its disk is busy."""
 MAX_LINE_CHARS = 80
 _TITLES = ("question", "waits", "left", "owner", "asks")
 _ENDED_TITLES = ("question", "state", "by", "in", "asked")
@@ -78,7 +80,7 @@ def answer_command(
     question = _find(engine, question_id)
     given = {} if decline else _read_values(question, values or [], asks=sys.stdin.isatty(), is_sure=yes)
     action = "decline" if decline else "accept"
-    asyncio.run(engine.answer(_person(), question.id, action, given))
+    asyncio.run(servers_of(_folder(), ANSWER_S).answer(_person(), question.id, action, given))
     print(f"{question.id}: {'declined' if decline else 'answered'}", file=sys.stderr)
 
 

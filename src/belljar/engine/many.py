@@ -27,7 +27,7 @@ from belljar.engine.models import (
     SessionPage,
     UsageHistory,
 )
-from belljar.engine.remote import RemoteEngine, ServerGone
+from belljar.engine.remote import RemoteEngine, ServerGone, ServerSilent
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -82,17 +82,20 @@ class ManyEngine(CalledEngine):
         access: Access,
         **arguments: Any,
     ) -> Any:
-        """Return the answer of the server that has what is meant, or raise that none has it."""
+        """Return the answer of the server that has what is meant, or raise that none has it, or that one may have."""
         missing: BelljarError | None = None
+        silent: ServerSilent | None = None
         for engine in (await self._places()).values():
             try:
                 return await getattr(engine, verb)(access, **arguments)
+            except ServerSilent as error:
+                silent = error
             except ServerGone:
                 continue
             except absence as error:
                 # What says most: others only do not know the question.
                 missing = error if missing is None or isinstance(missing, QuestionNotFound) else missing
-        raise missing or _nobody()
+        raise silent or missing or _nobody()
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         """Call the server that has the session or the execution that is named; what names neither, the first one."""

@@ -47,6 +47,12 @@ class ServerGone(EngineError):
     code = "server-gone"
 
 
+class ServerSilent(ServerGone):
+    """A server has a request, and did not answer it in time: it may do what it was asked, or have done it."""
+
+    code = "server-silent"
+
+
 class RemoteEngine(CalledEngine):
     """The `Engine` of one server, by the socket in the folder of the server."""
 
@@ -117,6 +123,11 @@ class RemoteEngine(CalledEngine):
                     yield response
         except httpx2.InvalidURL as error:
             raise InvalidArgument(f"an argument of {operation.verb} is too long", hint="Pass a shorter one") from error
+        except httpx2.ReadTimeout as error:
+            raise ServerSilent(
+                f"a server has not answered {operation.verb} for {self._patience_s:g} s",
+                hint="It may still do it, or have done it: look before you repeat it",
+            ) from error
         except (httpx2.TransportError, OSError) as error:
             raise ServerGone("a server has hung up, or does not answer") from error
 
