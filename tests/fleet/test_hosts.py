@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from calls import held, text_of
+from calls import text_of
 from hosts import Hosts, both, two_hosts
 from mcp.types import ElicitResult
 from workers import KEYS
@@ -148,6 +148,3 @@ async def test_the_internal_address_answers_nothing_without_an_assertion(hosts: 
             ):
                 answer = await client.post(f"{hosts.inner_url(1)}{path}", headers=headers)
                 assert (answer.status_code, answer.content) == (403, b""), (path, headers)
-
-
-_ = held
