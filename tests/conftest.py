@@ -153,6 +153,7 @@ LONG_TESTS = frozenset(
         "test_a_managed_one_is_created_listed_and_removed",
         "test_a_million_lines_arrive_whole",
         "test_a_plotly_figure_has_a_picture_where_a_browser_can_draw_it",
+        "test_what_fails_in_one_piece_does_not_touch_the_others[remote]",
         "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
         "test_a_session_outlives_its_server_only_with_folders_that_are_still_shown",
         "test_a_signal_stops_it_in_good_order_though_calls_and_streams_are_open[legacy-2]",

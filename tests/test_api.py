@@ -382,6 +382,38 @@ async def test_several_forks_are_made_at_once_in_order(session: belljar.SessionH
 
 
 @pytest.mark.usefixtures("forking")
+async def test_each_code_of_a_map_runs_in_a_fork_of_its_own(session: belljar.SessionHandle) -> None:
+    await session.execute("x = [1]")
+    codes = ["x.append(2); x", "1 / 0", "x"]
+    told = [result async for result in session.map(codes, in_order=True, at_once=2)]
+    assert [(one.index, one.status, one.result) for one in told] == [
+        (0, "ok", "[1, 2]"),
+        (1, "error", None),
+        (2, "ok", "[1]"),
+    ]
+    assert [result async for result in session.map([])] == []
+    with pytest.raises(InvalidArgument, match="2 keys for 1 codes"):
+        await anext(session.map(["1"], keys=["a", "b"]))
+    with pytest.raises(InvalidArgument, match="one string"):
+        await anext(session.map("1 + 1"))
+
+
+async def test_each_code_of_a_map_without_a_session_has_a_new_one(
+    place: "belljar.Engine | belljar.RemoteServer",
+) -> None:
+    told = [result async for result in place.map(["x = 1; x", "'x' in globals()"], in_order=True)]
+    assert [result.result for result in told] == ["1", "False"]
+
+
+def test_maps_without_async_are_left_as_they_are_entered(url: str) -> None:
+    assert [result.result for result in belljar.map(["6 * 7"] * 3, server=url)] == ["42"] * 3
+    with belljar.session(server=url) as session:
+        session.execute("x = 1")
+        assert next(session.map(["x"] * 3, at_once=1)).result == "1"
+        assert session.execute("x").result == "1"
+
+
+@pytest.mark.usefixtures("forking")
 async def test_forks_end_with_the_block_of_the_first_one(place: "belljar.Engine | belljar.RemoteServer") -> None:
     async with place.open_session() as session:
         ran = await session.execute("x = 1\nimport random\nrandom.seed(1)")
@@ -629,6 +661,7 @@ def test_the_public_names_are_these() -> None:
         "InvalidArgument",
         "KernelDied",
         "LimitError",
+        "MappedResult",
         "NoCheckpoint",
         "OutputEvent",
         "OutputStream",
@@ -646,6 +679,7 @@ def test_the_public_names_are_these() -> None:
         "Unauthorized",
         "UsageError",
         "connect",
+        "map",
         "open_engine",
         "open_session",
         "session",

@@ -33,11 +33,20 @@ if TYPE_CHECKING:
         Unauthorized,
         UsageError,
     )
-    from belljar.models import Display, ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
+    from belljar.models import (
+        Display,
+        ExecutionResult,
+        FileReference,
+        MappedResult,
+        OutputEvent,
+        Rewinding,
+        SessionFork,
+        SessionInfo,
+    )
     from belljar.python.local import Engine, open_engine, open_session
     from belljar.python.remote import RemoteServer, connect
     from belljar.python.session_handle import ExecutionHandle, OutputStream, SessionHandle
-    from belljar.python.sync import SyncExecution, SyncSession, SyncStream, session
+    from belljar.python.sync import SyncExecution, SyncSession, SyncStream, map, session  # noqa: A004
     from belljar.settings import Settings
 
 __all__ = [
@@ -56,6 +65,7 @@ __all__ = [
     "InvalidArgument",
     "KernelDied",
     "LimitError",
+    "MappedResult",
     "NoCheckpoint",
     "OutputEvent",
     "OutputStream",
@@ -73,6 +83,7 @@ __all__ = [
     "Unauthorized",
     "UsageError",
     "connect",
+    "map",
     "open_engine",
     "open_session",
     "session",
@@ -103,13 +114,14 @@ _MODULES = {
         "Display",
         "ExecutionResult",
         "FileReference",
+        "MappedResult",
         "OutputEvent",
         "Rewinding",
         "SessionFork",
         "SessionInfo",
     ),
     "belljar.settings": ("Settings",),
-    "belljar.python.sync": ("SyncExecution", "SyncSession", "SyncStream", "session"),
+    "belljar.python.sync": ("SyncExecution", "SyncSession", "SyncStream", "map", "session"),
 }
 
 

@@ -1,7 +1,7 @@
 """What callers get back: the execution result and its parts, for every surface and for the Python API."""
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -158,6 +158,37 @@ class ExecutionResult(Model):
     """What a cell that has not started waits for: the environment that is being made, or cells before it."""
     asks_person: str | None = None
     """What a person is asked while it runs, and where it can be answered."""
+
+
+class MappedResult(ExecutionResult):
+    """What one piece of a map gave. One that never ran has the status `rejected`, and `error` says why."""
+
+    index: int
+    """Its place among the pieces, from 0 on."""
+    key: str = ""
+
+    @classmethod
+    def of(cls, result: ExecutionResult, index: int, key: str = "", session_id: str = "") -> "MappedResult":
+        """Return the result of a piece. Its session is named only where it is kept."""
+        fields: dict[str, Any] = {**dict(result), "session_id": session_id, "index": index, "key": key}
+        return cls.model_construct(None, **fields)
+
+    @classmethod
+    def rejected(cls, reason: str, index: int, key: str = "") -> "MappedResult":
+        """Return the result of a piece that never ran."""
+        return cls(
+            success=False,
+            status="rejected",
+            execution_id="",
+            session_id="",
+            execution_count=0,
+            output=[],
+            stdout="",
+            stderr="",
+            error=reason,
+            index=index,
+            key=key,
+        )
 
 
 class Rewinding(Model):

@@ -68,6 +68,7 @@ class CalledEngine:
     queue_install = _called(Engine.queue_install)
     interrupt = _called(Engine.interrupt)
     fork = _called(Engine.fork)
+    map = _called(Engine.map)
     rewind = _called(Engine.rewind)
     end = _called(Engine.end)
     write_file = _called(Engine.write_file)

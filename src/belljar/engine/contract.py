@@ -6,7 +6,7 @@ as an unknown one. Reading never wakes a session, marks it as used or keeps it o
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +26,7 @@ from belljar.engine.models import (
     NameCompletion,
     OutputLines,
     PackageList,
+    Piece,
     ProgressStep,
     Server,
     ServerEvent,
@@ -38,7 +39,7 @@ from belljar.engine.models import (
     VariableList,
 )
 from belljar.errors import InvalidArgument
-from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork
+from belljar.models import ExecutionResult, MappedResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
 from belljar.questions.models import InboxQuestion
 
@@ -54,6 +55,8 @@ MAX_PART_BYTES = 4 * 1024 * 1024
 """The largest part of a file that is read at once."""
 MAX_FORKS = 256
 """The most forks of one call."""
+MAX_PIECES = 10_000
+"""The most pieces of one map."""
 MAX_WAIT_S = 300.0
 """How long one call waits for an execution at most; its caller may call again."""
 BATCH_BYTES = 64 * 1024
@@ -365,6 +368,29 @@ class Engine(Protocol):
 
         `at` is an id, or a number counted back from the last one, which is 1. `reseed` gives it other random numbers.
         With a `count`, make so many from one state, or as many as there is room for, and say why they are fewer.
+        """
+        ...
+
+    def map(
+        self,
+        access: Access,
+        pieces: Sequence[Piece],
+        session_id: str = "",
+        *,
+        environment: str = "",
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keeps: bool = False,
+        reseed: bool = False,
+        retries_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """Run each piece in a fork of its own of a session as it is now, or in a new session; yield the results.
+
+        At most `at_once` run together, and fewer where there is less room. A fork is gone with its piece, unless
+        `keeps` is set. What has a key runs once: one that ran before is told, and one that ran when its server ended is
+        told as lost, or with `retries_lost` runs again. When the caller leaves, what runs goes on to its end, and
+        nothing further begins.
         """
         ...
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from belljar.engine.contract import MAX_FORKS, MAX_WAIT_S, Access, Asks
+from belljar.engine.contract import MAX_FORKS, MAX_PIECES, MAX_WAIT_S, Access, Asks
 from belljar.engine.follow import SessionFollower
 from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
 from belljar.engine.models import (
@@ -16,6 +17,7 @@ from belljar.engine.models import (
     ExecutionProgress,
     Followed,
     Installation,
+    Piece,
     ProgressStep,
     ServerEvent,
     SessionEntry,
@@ -24,12 +26,13 @@ from belljar.engine.models import (
 from belljar.engine.packages import installing_cell
 from belljar.environments.installs import as_fields, check_requirements
 from belljar.errors import BelljarError, InvalidArgument
-from belljar.executions.cell import make_cell
+from belljar.executions.cell import Cell, make_cell
 from belljar.executions.execution import Execution
-from belljar.models import ExecutionResult, Rewinding, SessionFork, iso_ms
+from belljar.models import ExecutionResult, MappedResult, Rewinding, SessionFork, iso_ms
 from belljar.questions.models import InboxQuestion, QuestionReply
 from belljar.sessions.packages import install_packages
 from belljar.sessions.queue import interrupt_all
+from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.settings.environments import KERNEL_PREFIX
 
@@ -38,6 +41,18 @@ _WAIT_S = 3600.0
 
 class LocalEngine(LocalViews):
     """An `Engine` of the sessions of one registry."""
+
+    def __init__(self, registry: Registry, data_directory: Path, run: str) -> None:
+        super().__init__(registry, data_directory, run)
+        self._pieces: set[asyncio.Task[Any]] = set()
+        """The pieces of maps that have begun, and what ends maps."""
+
+    async def aclose(self) -> None:
+        """End its threads and tasks, and the pieces of maps; may be called twice."""
+        for piece in [*self._pieces]:
+            piece.cancel()
+        await asyncio.gather(*self._pieces, return_exceptions=True)
+        await super().aclose()
 
     # What happens
 
@@ -308,6 +323,39 @@ class LocalEngine(LocalViews):
         more = f" and {len(sessions) - 1} more" if len(sessions) > 1 else ""
         self._note(access, session_id, f"forked the session as {forked.session_id}{more}")
         return forked
+
+    async def map(
+        self,
+        access: Access,
+        pieces: Sequence[Piece],
+        session_id: str = "",
+        *,
+        environment: str = "",
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keeps: bool = False,
+        reseed: bool = False,
+        retries_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """See `Engine`."""
+        from belljar.engine.map import Map, MapOptions
+
+        for name, number, most in (("at_once", at_once, MAX_FORKS), ("the number of pieces", len(pieces), MAX_PIECES)):
+            if not 1 <= number <= most:
+                raise InvalidArgument(f"{name} is {number:,}", hint=f"Pass a whole number from 1 to {most:,}")
+        owner = await self._owner(access, session_id) if session_id else access.principal
+        settings, cells = self._registry.settings, list[tuple[Cell, str]]()
+        for number, piece in enumerate(pieces):
+            try:
+                cells.append((make_cell(settings, piece.code, timeout_s=timeout_s, author=access.name), piece.key))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"piece {number}: {error.message}", hint=error.hint) from error
+        options = MapOptions(environment, at_once, in_order, keeps, reseed, retries_lost)
+        mapped = Map(self._registry, owner, cells, options, self._pieces)
+        async with aclosing(mapped.run(session_id)) as results:
+            async for result in results:
+                yield result
 
     async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """See `Engine`."""

@@ -5,7 +5,7 @@ What is on disk only, any of them can answer.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import zip_longest
 from operator import itemgetter
@@ -107,9 +107,10 @@ class ManyEngine(CalledEngine):
         for engine in (await self._places()).values():
             has_begun = False
             try:
-                async for item in getattr(engine, verb)(access, **arguments):
-                    has_begun = True
-                    yield item
+                async with aclosing(getattr(engine, verb)(access, **arguments)) as told:
+                    async for item in told:
+                        has_begun = True
+                        yield item
             except SessionNotFound as error:
                 missing = error
             except ServerGone:

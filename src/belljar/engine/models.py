@@ -2,7 +2,7 @@
 
 from typing import Generic, Literal, TypeVar
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from belljar.kernels.variables import ColumnKind
 from belljar.models import ExecutionResult, FileReference, Model, OutputEvent, SessionInfo, SessionNotice, Status, Usage
@@ -11,6 +11,7 @@ MAX_LISTED = 1_000
 """The most variables of one page."""
 MAX_REQUIREMENTS = 50
 """The most packages of one installation."""
+MAX_PIECE_KEY_CHARS = 180
 UNFINISHED = ("queued", "running")
 """The states of an execution that has not ended."""
 
@@ -155,6 +156,13 @@ class Submitted(Model):
     session_id: str
     progress: "ExecutionProgress | None" = None
     """How far it was when its caller had waited as long as asked."""
+
+
+class Piece(Model):
+    """One piece of code of a map. Under one key it runs once, whoever asks again, and gives the same result."""
+
+    code: str
+    key: str = Field("", max_length=MAX_PIECE_KEY_CHARS)
 
 
 class ClientQuestion(Model):

@@ -10,7 +10,15 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from belljar.engine.contract import MAX_COMPLETED_CHARS, MAX_FORKS, MAX_ITEMS, MAX_WAIT_S, STREAM_CHARS, Asks
+from belljar.engine.contract import (
+    MAX_COMPLETED_CHARS,
+    MAX_FORKS,
+    MAX_ITEMS,
+    MAX_PIECES,
+    MAX_WAIT_S,
+    STREAM_CHARS,
+    Asks,
+)
 from belljar.engine.models import (
     MAX_LISTED,
     MAX_REQUIREMENTS,
@@ -26,6 +34,7 @@ from belljar.engine.models import (
     NameCompletion,
     OutputLines,
     PackageList,
+    Piece,
     ProgressStep,
     Server,
     ServerEvent,
@@ -39,7 +48,16 @@ from belljar.engine.models import (
 )
 from belljar.errors import InvalidArgument
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
-from belljar.models import MAX_GPUS, MAX_REASON_CHARS, ExecutionResult, Model, OutputEvent, Rewinding, SessionFork
+from belljar.models import (
+    MAX_GPUS,
+    MAX_REASON_CHARS,
+    ExecutionResult,
+    MappedResult,
+    Model,
+    OutputEvent,
+    Rewinding,
+    SessionFork,
+)
 from belljar.questions.models import InboxQuestion
 
 PREFIX: Final = "/api/v1"
@@ -49,6 +67,7 @@ STREAM: Final = "text/event-stream"
 NOTEBOOKS: Final = "application/x-ipynb+json, text/html, text/x-python, text/markdown"
 IN_PATH: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 """An argument in a path, with the form that the routes of Starlette give it."""
+MAX_MAP_BYTES: Final = 32 * 1024 * 1024
 _SESSION: Final = "/sessions/{session_id}"
 _EXECUTION: Final = "/executions/{execution_id}"
 
@@ -130,6 +149,19 @@ class ForkRequest(Model):
     at: str | int = ""
     reseed: bool = False
     count: int = Field(1, ge=1, le=MAX_FORKS)
+
+
+class MapRequest(Model):
+    """Pieces of code, each for a fork of its own or a new session, and how many of them run together."""
+
+    pieces: list[Piece] = Field(min_length=1, max_length=MAX_PIECES)
+    environment: str = ""
+    at_once: int = Field(16, ge=1, le=MAX_FORKS)
+    timeout_s: float | None = Field(None, gt=0)
+    in_order: bool = False
+    keeps: bool = False
+    reseed: bool = False
+    retries_lost: bool = False
 
 
 class RewindRequest(Model):
@@ -274,6 +306,8 @@ class Operation:
     media: str = JSON
     item: type[Model] | None = None
     """What a stream consists of; its kind and its id are the event's."""
+    most_bytes: int = 4 * 1024 * 1024
+    """The largest body that it takes."""
     wrapped: str = ""
     """The field of the answer that has what the verb returns; empty where that is the answer itself."""
 
@@ -379,6 +413,26 @@ OPERATIONS: Final = (
         wrapped="interrupted",
     ),
     Operation("fork", "POST", f"{_SESSION}/fork", "Fork it", SessionFork, body=ForkRequest, status=201),
+    Operation(
+        "map",
+        "POST",
+        f"{_SESSION}/map",
+        "Run pieces of code, each in a fork of its own: a stream of their results",
+        body=MapRequest,
+        media=STREAM,
+        item=MappedResult,
+        most_bytes=MAX_MAP_BYTES,
+    ),
+    Operation(
+        "map",
+        "POST",
+        "/map",
+        "Run pieces of code, each in a new session: a stream of their results",
+        body=MapRequest,
+        media=STREAM,
+        item=MappedResult,
+        most_bytes=MAX_MAP_BYTES,
+    ),
     Operation("rewind", "POST", f"{_SESSION}/rewind", "Rewind it", Rewinding, body=RewindRequest),
     Operation(
         "files",

@@ -19,6 +19,7 @@ from belljar.executions.context import ExecutionContext
 from belljar.executions.outcome import (
     ON_REQUEST,
     RESUMED,
+    SERVER_STOPPED,
     GpuUse,
     Outcome,
     Stopper,
@@ -329,7 +330,7 @@ class Execution:
             if self._stopper is None:
                 self._outcome = Outcome(status="interrupted", cause="the server stopped before it ran")
             else:
-                self._outcome = Outcome(status="interrupted", state="lost", cause="the server stopped while it ran")
+                self._outcome = Outcome(status="interrupted", state="lost", cause=SERVER_STOPPED)
             raise
         except Exception as error:
             # The last boundary: a fault of belljar must not leave an execution that stays `running` for ever.

@@ -24,6 +24,7 @@ from belljar.toolbox.base import CallRecord, most_telling
 from belljar.tracing import ExecutionSpan
 
 Reason = Literal["timeout", "interrupted", "disk_full"]
+SERVER_STOPPED = "the server stopped while it ran"
 ON_REQUEST = "on request"
 # How libraries say that a GPU has no memory left: torch and CuPy by the error's name, JAX, Numba and CUDA itself in
 # words. MemoryError is not among them, because it means the host's memory.

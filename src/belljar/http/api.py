@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from belljar.distribution import own_version
 from belljar.engine.contract import Engine, SessionFilter
-from belljar.engine.models import FilePart, Followed
+from belljar.engine.models import FilePart, Followed, ProgressStep
 from belljar.engine.operations import (
     BYTES,
     IN_PATH,
@@ -34,7 +34,7 @@ from belljar.errors import BelljarError, FileMissing, InvalidArgument
 from belljar.http.api_operations import ApiCall, attachment, attachment_headers, endpoint, request_body
 from belljar.http.event_streams import StreamShares, event_stream
 from belljar.kernels.variables import MAX_COLUMNS
-from belljar.models import Model
+from belljar.models import MappedResult, Model
 from belljar.outputs.export_formats import EXPORT_FORMATS, format_named
 
 _WINDOW: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
@@ -93,6 +93,7 @@ class RestApi:
             "server_events": self._server_events,
             "open_session": partial(self._steps, operation),
             "install": partial(self._steps, operation),
+            "map": partial(self._map, operation),
         }
         return more.get(operation.verb) or partial(self._call, operation)
 
@@ -176,18 +177,28 @@ class RestApi:
         return event_stream(call.request, events(), self._streams, call.access.principal)
 
     async def _steps(self, operation: Operation, call: ApiCall) -> Response:
+        def event(step: ProgressStep) -> dict[str, str]:
+            return {"event": step.kind, "data": step.model_dump_json(exclude={"kind"}, exclude_defaults=True)}
+
+        return await self._stream(operation, call, event)
+
+    async def _map(self, operation: Operation, call: ApiCall) -> Response:
+        def event(result: MappedResult) -> dict[str, str]:
+            return {"event": "result", "data": result.model_dump_json(exclude_defaults=True)}
+
+        return await self._stream(operation, call, event)
+
+    async def _stream(self, operation: Operation, call: ApiCall, event: Callable[[Any], dict[str, str]]) -> Response:
+        """Return what a verb tells as a stream of events; if it is refused, the last one is the error."""
         if "session_id" in operation.names_in_path:
             await self._engine.session(call.access, call.path("session_id"))  # a plain 404, as in `_follow`
 
         async def events() -> AsyncGenerator[dict[str, str]]:
             work = getattr(self._engine, operation.verb)(call.access, **_arguments(operation, call))
             try:
-                async with aclosing(work) as steps:
-                    async for step in steps:
-                        yield {
-                            "event": step.kind,
-                            "data": step.model_dump_json(exclude={"kind"}, exclude_defaults=True),
-                        }
+                async with aclosing(work) as told:
+                    async for item in told:
+                        yield event(item)
             except BelljarError as error:
                 problem = ProblemDetail(code=error.code, message=error.message, hint=error.hint)
                 yield {"event": "error", "data": problem.model_dump_json()}

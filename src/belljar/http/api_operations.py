@@ -62,7 +62,6 @@ _STATUSES: Final[dict[type[BelljarError], int]] = {
     IssuerUnreachable: 502,
     EngineError: 500,
 }
-_MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 _RETRY_AFTER_S: Final = "10"
 
 log = logging.getLogger(__name__)
@@ -115,7 +114,7 @@ async def _check_request(operation: Operation, request: Request) -> ApiCall:
     query = {name: known.read(name, request.query_params.get(name)) for name, known in operation.query.items()}
     body = None
     if operation.body is not None:
-        content = await request_body(request, _MAX_BODY_BYTES)
+        content = await request_body(request, operation.most_bytes)
         if has_too_many_values(content):
             raise TooLarge(f"the body has more than {MAX_VALUES:,} values")
         try:

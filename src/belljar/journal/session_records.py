@@ -1,6 +1,7 @@
 """The sessions table of the journal: which sessions there are, their owner, state and server.
 
-States: `unborn` (pooled, without an owner; the word is in the journals of earlier versions), `live` (a server runs it),
+States: `unborn` (pooled, without an owner, or a map's; it is gone with its server, and the word is in the journals of
+earlier versions), `live` (a server runs it),
 `asleep` (only on disk), `gone` (ended).
 Several servers may share the file: a sleeping session is woken by the server that claims it first.
 """

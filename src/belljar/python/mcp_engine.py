@@ -5,7 +5,8 @@ import itertools
 import secrets
 import time
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote
@@ -26,7 +27,7 @@ from mcp.types import (
 from pydantic import JsonValue, ValidationError
 
 from belljar.engine.called import CalledEngine
-from belljar.engine.contract import MAX_WAIT_S, Access, Asks
+from belljar.engine.contract import MAX_WAIT_S, Access, Asks, Engine
 from belljar.engine.models import (
     ClientQuestion,
     ExecutionProgress,
@@ -35,11 +36,12 @@ from belljar.engine.models import (
     FilePart,
     Installation,
     LiveSession,
+    Piece,
     ProgressStep,
     Submitted,
 )
 from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, named_error
-from belljar.models import ExecutionResult, OutputEvent, Rewinding, SessionFork, SessionInfo
+from belljar.models import ExecutionResult, MappedResult, OutputEvent, Rewinding, SessionFork, SessionInfo
 
 Fields = dict[str, Any]
 
@@ -92,8 +94,10 @@ class McpEngine(CalledEngine):
     that no time limit between here and the server can lose the result.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, api: Engine | None = None) -> None:
         self._client = client
+        self._api = api
+        """The server by its HTTP API, for what no tool does; None where that cannot be used."""
         self._asked: dict[str, _Asked] = {}
         """The question of each execution that waits for its answer."""
         self._answers: dict[str, tuple[_Call, _Answer]] = {}
@@ -234,6 +238,39 @@ class McpEngine(CalledEngine):
         several = {} if count == 1 else {"count": count}  # servers of earlier versions know none
         answer = await self._tool("fork_session", session_id=session_id, at=at, reseed=reseed, **several)
         return SessionFork.model_validate(answer)
+
+    async def map(
+        self,
+        access: Access,
+        pieces: Sequence[Piece],
+        session_id: str = "",
+        *,
+        environment: str = "",
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keeps: bool = False,
+        reseed: bool = False,
+        retries_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """See `Engine`."""
+        from belljar.python.called_map import map_by_calls
+
+        options: Any = {
+            "environment": environment,
+            "at_once": at_once,
+            "timeout_s": timeout_s,
+            "in_order": in_order,
+            "keeps": keeps,
+            "reseed": reseed,
+        }
+        if self._api is not None:
+            told = self._api.map(access, pieces, session_id, retries_lost=retries_lost, **options)
+        else:
+            told = map_by_calls(self, access, pieces, session_id, **options)
+        async with aclosing(told) as results:
+            async for result in results:
+                yield result
 
     async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
         """See `Engine`."""

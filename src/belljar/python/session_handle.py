@@ -7,19 +7,36 @@ import contextlib
 import io
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import anyio
 
-from belljar.engine.contract import MAX_PART_BYTES, MAX_WAIT_S, Access, Engine
-from belljar.engine.models import ClientQuestion, ExecutionProgress
-from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, UsageError, named_error
+from belljar.engine.contract import MAX_PART_BYTES, MAX_PIECES, MAX_WAIT_S, Access, Engine
+from belljar.engine.models import ClientQuestion, ExecutionProgress, Piece
+from belljar.errors import (
+    BelljarError,
+    EngineError,
+    ExecutionNotFound,
+    InvalidArgument,
+    SessionNotFound,
+    UsageError,
+    named_error,
+)
 from belljar.files.file_types import file_reference
 from belljar.files.names import SANDBOX_ROOT, split
-from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork, SessionInfo
+from belljar.models import (
+    ExecutionResult,
+    FileReference,
+    MappedResult,
+    OutputEvent,
+    Rewinding,
+    SessionFork,
+    SessionInfo,
+)
 from belljar.outputs.forms import PICTURES
 from belljar.questions.schema import typed_prompt, values_of
 from belljar.settings.keys import LOCAL_PRINCIPAL
@@ -37,6 +54,8 @@ _CALLER: Final = Access(LOCAL_PRINCIPAL, via="client")
 _FIRST_WAIT_S: Final = 2.0
 _EVENTS_AT_ONCE: Final = 100
 _END_S: Final = 5.0
+_KEY_BYTES: Final = 250
+_MOST_MAP_CHARS: Final = 16 * 1024 * 1024
 _DISPLAY: Final = re.compile(r"execution://([^/]+)/displays/([^/]+)")
 
 
@@ -75,6 +94,22 @@ class SessionOpener:
     async def sessions(self) -> list[SessionInfo]:
         """Return the sessions of the caller that are open or sleep."""
         return [*await self._engine.live_sessions(_CALLER, asleep=True)]
+
+    def map(
+        self,
+        codes: Iterable[str],
+        environment: str = "",
+        *,
+        keys: Iterable[str] | None = None,
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keep: bool = False,
+        retry_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """Run each code in a new session of its own, and yield the results as they come; see `SessionHandle.map`."""
+        options = MapCall(at_once, timeout_s, in_order=in_order, keeps=keep, retries_lost=retry_lost)
+        return mapped(self._engine, codes, keys, options, environment=environment)
 
     def execution(self, execution_id: str) -> "ExecutionHandle":
         """Return an execution of the caller by its id, also one from before a restart."""
@@ -275,6 +310,29 @@ class SessionHandle:
         each = [forked.model_copy(update={"session_id": one}) for one in forked.session_ids or [forked.session_id]]
         return [SessionHandle(self._engine, one.session_id, self._handles, one) for one in each]
 
+    def map(
+        self,
+        codes: Iterable[str],
+        *,
+        keys: Iterable[str] | None = None,
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keep: bool = False,
+        reseed: bool = False,
+        retry_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """Run each code in a fork of its own of this session, as it is now, and yield the results as they come.
+
+        At most `at_once` run together. Forks are gone with their code, unless `keep` is set; then `session_id` of each
+        result names one. With `keys`, one for each code, none runs twice, also if this program or the server is killed
+        and the map made again: then what ran is told, and what ran when the server ended is told as lost, or with
+        `retry_lost` runs again. With `reseed` each draws other random numbers. Whoever leaves the loop early lets those
+        that have begun go on to their end.
+        """
+        options = MapCall(at_once, timeout_s, in_order=in_order, keeps=keep, reseed=reseed, retries_lost=retry_lost)
+        return mapped(self._engine, codes, keys, options, session_id=self._id)
+
     async def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""
         return await self._engine.rewind(_CALLER, self._id, to)
@@ -403,6 +461,57 @@ class OutputStream:
     async def aclose(self) -> None:
         """Stop reading."""
         await self._source.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class MapCall:
+    """How the pieces of a map are run, as `Engine.map` takes it."""
+
+    at_once: int = 16
+    timeout_s: float | None = None
+    in_order: bool = False
+    keeps: bool = False
+    reseed: bool = False
+    retries_lost: bool = False
+
+
+async def mapped(
+    engine: Engine,
+    codes: Iterable[str],
+    keys: Iterable[str] | None,
+    options: MapCall,
+    *,
+    session_id: str = "",
+    environment: str = "",
+) -> AsyncGenerator[MappedResult]:
+    """Yield the results of a map; one of more pieces than an engine takes is several, one after the other."""
+    if isinstance(codes, str):
+        raise InvalidArgument("codes is one string", hint="Pass a list of them")
+    given = [*codes]
+    named = [*keys] if keys is not None else [""] * len(given)
+    if len(named) != len(given):
+        raise InvalidArgument(f"there are {len(named)} keys for {len(given)} codes", hint="Pass one for each")
+    pieces = [Piece(code=code, key=key) for code, key in zip(given, named, strict=True)]
+    first = 0
+    while first < len(pieces):
+        size, last = 0, first
+        while last < len(pieces) and last - first < MAX_PIECES:
+            size += 2 * len(pieces[last].code) + _KEY_BYTES
+            if size > _MOST_MAP_CHARS and last > first:
+                break
+            last += 1
+        told = engine.map(_CALLER, pieces[first:last], session_id, environment=environment, **asdict(options))
+        missing = last - first
+        async with aclosing(told) as results:
+            async for result in results:
+                missing -= 1
+                yield result.model_copy(update={"index": result.index + first}) if first else result
+        if missing:
+            raise EngineError(
+                f"the server ended the map before {missing} of its results were told",
+                hint="Make it again: with the same keys, nothing runs twice",
+            )
+        first = last
 
 
 class _Asker:

@@ -4,16 +4,16 @@ A portal is an event loop in a thread of its own (anyio's). Every method here ca
 waits for it; nothing else is done, so that there is one implementation of what sessions do.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from belljar.models import ExecutionResult, FileReference, OutputEvent, Rewinding, SessionFork
-from belljar.python.session_handle import ExecutionHandle, OnInput, OutputStream, SessionHandle
+from belljar.models import ExecutionResult, FileReference, MappedResult, OutputEvent, Rewinding, SessionFork
+from belljar.python.session_handle import ExecutionHandle, OnInput, OutputStream, SessionHandle, SessionOpener
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Answer = Callable[[str], str | None]
 """Gets the prompt of an `input()`, gives the answer; None declines, and `input()` raises EOFError."""
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @contextmanager
@@ -40,30 +41,77 @@ def session(
     """
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_open(environment, settings, server, api_key, flags)) as handle,
+        portal.wrap_async_context_manager(_open_session(environment, settings, server, api_key, flags)) as handle,
     ):
         yield SyncSession(portal, handle)
+
+
+def map(  # noqa: A001 - people call it as belljar.map
+    codes: Iterable[str],
+    environment: str = "",
+    settings: Settings | None = None,
+    *,
+    server: str = "",
+    api_key: str | None = None,
+    keys: Iterable[str] | None = None,
+    at_once: int = 16,
+    timeout_s: float | None = None,
+    in_order: bool = False,
+    retry_lost: bool = False,
+    **flags: object,
+) -> Iterator[MappedResult]:
+    """Run each code in a new session of its own, and iterate over the results as they come; see `SessionHandle.map`.
+
+    `server`, `api_key`, `settings` and `flags` are those of `session`.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_open(environment, settings, server, api_key, flags)) as opener,
+    ):
+        results = opener.map(
+            codes,
+            environment if server else "",
+            keys=keys,
+            at_once=at_once,
+            timeout_s=timeout_s,
+            in_order=in_order,
+            retry_lost=retry_lost,
+        )
+        yield from _iterate(portal, results)
+
+
+@asynccontextmanager
+async def _open_session(
+    environment: str, settings: Settings | None, server: str, api_key: str | None, flags: dict[str, object]
+) -> AsyncGenerator[SessionHandle]:
+    async with (
+        _open(environment, settings, server, api_key, flags) as opener,
+        opener.open_session(environment if server else "") as handle,
+    ):
+        yield handle
 
 
 @asynccontextmanager
 async def _open(
     environment: str, settings: Settings | None, server: str, api_key: str | None, flags: dict[str, object]
-) -> AsyncGenerator[SessionHandle]:
+) -> AsyncGenerator[SessionOpener]:
+    """Open an engine of its own, whose usual environment is this one, or connect to a server."""
     # Each way imports what the other never needs.
     if server:
         from belljar.python.remote import connect
 
         if settings is not None or flags:
             raise TypeError("settings are the server's own: pass none of them together with server")
-        async with connect(server, api_key=api_key) as remote, remote.open_session(environment) as handle:
-            yield handle
+        async with connect(server, api_key=api_key) as remote:
+            yield remote
         return
-    from belljar.python.local import open_session
+    from belljar.python.local import open_engine
 
     if api_key is not None:
         raise TypeError("api_key is the key of a server: pass its URL as server")
-    async with open_session(environment, settings, **flags) as handle:
-        yield handle
+    chosen = {"environment": environment} if environment else {}
+    async with open_engine(settings, **flags, **chosen) as engine:
+        yield engine
 
 
 class _Caller:
@@ -179,6 +227,34 @@ class SyncSession(_Caller):
         sessions = [SyncSession(self._portal, handle) for handle in forks]
         return sessions[0] if count is None else sessions
 
+    def map(
+        self,
+        codes: Iterable[str],
+        *,
+        keys: Iterable[str] | None = None,
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keep: bool = False,
+        reseed: bool = False,
+        retry_lost: bool = False,
+    ) -> Iterator[MappedResult]:
+        """Run each code in a fork of its own of this session, as it is now, and iterate over the results as they come.
+
+        See `SessionHandle.map`.
+        """
+        results = self._handle.map(
+            codes,
+            keys=keys,
+            at_once=at_once,
+            timeout_s=timeout_s,
+            in_order=in_order,
+            keep=keep,
+            reseed=reseed,
+            retry_lost=retry_lost,
+        )
+        return _iterate(self._portal, results)
+
     def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""
         return self._call(partial(self._handle.rewind, to))
@@ -237,12 +313,26 @@ class SyncStream(_Caller):
         return next(self._events)
 
 
-def _iterate(portal: BlockingPortal, events: AsyncIterator[OutputEvent]) -> Iterator[OutputEvent]:
-    async def following() -> OutputEvent | None:
-        return await anext(events, None)
+class _Told(Protocol[T_co]):
+    """What can be iterated over and left."""
 
-    while (event := portal.call(following)) is not None:
-        yield event
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Coroutine[Any, Any, None]: ...
+
+
+def _iterate(portal: BlockingPortal, told: _Told[T]) -> Iterator[T]:
+    async def following() -> T | None:
+        with suppress(StopAsyncIteration):
+            return await told.__anext__()
+        return None
+
+    try:
+        while (item := portal.call(following)) is not None:
+            yield item
+    finally:
+        with suppress(RuntimeError):  # the portal is closed, and what was open in it
+            portal.call(told.aclose)
 
 
 def _in_thread(answer: Answer | None) -> OnInput | None:

@@ -94,15 +94,19 @@ class SessionEndings:
     async def _end_and_delete(self, session: Session, end: str) -> None:
         await session.aclose()
         await self._starter.close_prepared(session.id)
-        await self._delete(session.id, session.principal, end)
+        await self._delete(session.id, session.principal, end, is_piece=session.is_piece)
         self._release_identity(session)
 
     async def delete_asleep(self, entry: SessionRecord, end: str) -> None:
         """Delete a session that sleeps and was claimed for it, as `delete` deletes one that is open."""
         await self._run_to_end(self._delete(entry.id, entry.principal, end))
 
-    async def _delete(self, session_id: str, principal: str, end: str) -> None:
+    async def _delete(self, session_id: str, principal: str, end: str, *, is_piece: bool = False) -> None:
         await asyncio.to_thread(remove_tree, self._folder / session_id)
+        if is_piece:
+            # Its result stays for as long as a session that has ended is known, so that it never runs again.
+            self._records.record_end(session_id, end)
+            return
         # Otherwise `forget_session` below deletes it, which takes longer.
         with suppress(sqlite3.Error, JournalDamaged):
             if self._journal.output_bytes(session_id) > MUCH_OUTPUT_BYTES:
@@ -134,7 +138,7 @@ class SessionEndings:
 
         With `is_expected` somebody will use its id later, also if it has run nothing yet.
         """
-        if not self._settings.hibernate or (session.is_blank() and not is_expected):
+        if not self._settings.hibernate or session.is_piece or (session.is_blank() and not is_expected):
             await self.delete(session, end)
             return
         self._sessions.pop(session.id, None)
@@ -157,7 +161,7 @@ class SessionEndings:
 
     async def leave_running(self, session: Session, end: str) -> None:
         """Leave a session alive for the next server, because this one stops; hibernate it where that fails."""
-        if not self._handover.has(session.id) or session.is_blank():
+        if not self._handover.has(session.id) or session.is_piece or session.is_blank():
             await self.hibernate(session, end)
             return
         self._sessions.pop(session.id, None)

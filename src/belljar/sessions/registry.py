@@ -9,14 +9,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from belljar import metrics, tracing
 from belljar.change_signal import ChangeLog
-from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, SessionNotFound
+from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, KernelDied, SessionNotFound
 from belljar.executions.admission import Admission, descriptor_limit, most_sessions
 from belljar.executions.execution import Execution
 from belljar.executions.shared_workspace import open_shared_workspaces
@@ -129,10 +129,18 @@ class Registry:
 
     # New sessions
 
-    def create(self, principal: str, *, environment: str = "", reason: str = "", gpus: int | None = None) -> Session:
+    def create(
+        self,
+        principal: str,
+        *,
+        environment: str = "",
+        reason: str = "",
+        gpus: int | None = None,
+        is_piece: bool = False,
+    ) -> Session:
         """Create a session, from the pool where possible; otherwise its kernel starts with its first cell.
 
-        `gpus` is how many it shall have; None for as many as the settings say.
+        `gpus` is how many it shall have; None for as many as the settings say. `is_piece`: it is a map's.
         """
         kept_reason = _one_line_reason(reason)
         self._check_room(principal)
@@ -152,9 +160,10 @@ class Registry:
         else:
             folders = new_folders(self._folder, self.starter, self.records.new_id())
             self.starter.gpus.request(folders.session_id, count)
-        session = self._open(folders, principal, name, kept_reason)
+        session = self._open(folders, principal, name, kept_reason, is_piece=is_piece)
         self._record_new(session)
-        self.journal.commit()
+        if not is_piece:  # the caller of a map is never told of it
+            self.journal.commit()
         if pooled is not None:
             session.session_kernel.adopt(pooled.kernel, is_fresh=True)
             metrics.kernel_starts.observe(time.perf_counter() - asked_at, "pool")
@@ -219,7 +228,7 @@ class Registry:
             with place:
                 async with at_once:
                     forked = await fork_kernel(origin, self.starter, self._folder, at=before, reseed=reseed)
-                return self._open_fork(origin, principal, before, forked), forked
+                return self._open_fork(origin, principal, before, forked, f"fork of {origin.id}", origin.id), forked
 
         async with origin.turn:
             await origin.session_kernel.ensure_started()
@@ -240,12 +249,36 @@ class Registry:
             raise failures[0]
         return made, expected[0] if expected else None
 
-    def _open_fork(self, origin: Session, principal: str, before: str, forked: ForkedKernel) -> Session:
-        reason = f"fork of {origin.id}"
+    async def fork_for_map(
+        self, origin: Session, reason: str, *, is_frozen: bool = False, kept_as_of: str = "", reseed: bool = False
+    ) -> Session:
+        """Fork a session for a map, which ends the fork, unless it is kept as a fork of the session that is named.
+
+        `is_frozen` says that nothing ever runs in the origin, so that forks of it need not take turns.
+        """
+        with self._expecting(origin.principal):
+            async with nullcontext() if is_frozen else origin.turn:
+                if is_frozen and (origin.session_kernel.kernel is None or not origin.session_kernel.kernel.is_alive()):
+                    raise KernelDied("the process that the pieces of this map are forked from has ended")
+                forked = await fork_kernel(origin, self.starter, self._folder, at="", reseed=reseed)
+            return self._open_fork(origin, origin.principal, "", forked, reason, kept_as_of or None)
+
+    def _open_fork(
+        self,
+        origin: Session,
+        principal: str,
+        before: str,
+        forked: ForkedKernel,
+        reason: str,
+        origin_id: str | None,
+    ) -> Session:
+        """Open a fork; without the id of a session that it is known as a fork of, it is a map's."""
+        is_piece = origin_id is None
         redactor = origin.redactor.fork(TokenCounter(forked.folders.tokens))
-        session = self._open(forked.folders, principal, origin.environment, reason, redactor)
+        session = self._open(forked.folders, principal, origin.environment, reason, redactor, is_piece=is_piece)
         self._record_new(session)
-        self.records.record_origin(session.id, origin.id, before)
+        if origin_id is not None:
+            self.records.record_origin(session.id, origin_id, before)
         session.session_kernel.adopt(forked.kernel)
         session.session_kernel.variables = forked.variables
         session.guard.inherit(origin.guard)
@@ -348,6 +381,7 @@ class Registry:
         redactor: SessionRedactor | None = None,
         *,
         token_log: TokenLog | None = None,
+        is_piece: bool = False,
     ) -> Session:
         folders = replace(folders, principal=principal)
         tools = self.starter.toolbox.broker(folders.session_id) if self.starter.toolbox is not None else None
@@ -379,13 +413,17 @@ class Registry:
             skills=SessionSkills(self._library, folders.skills, folders.identity, principal, folders.session_id)
             if self._library is not None
             else None,
+            is_piece=is_piece,
         )
         self._sessions[session.id] = session
         tracing.annotate(session_id=session.id)
         return session
 
     def _record_new(self, session: Session) -> None:
-        self.records.enter(session.id, session.principal, session.environment, session.reason)
+        state = "unborn" if session.is_piece else "live"
+        self.records.enter(session.id, session.principal, session.environment, session.reason, state)
+        if session.is_piece:
+            return
         self.changes.publish("session", "made", session.id, session.principal)
         log.info("session %s created", session.id, extra=session.log_ids)
 

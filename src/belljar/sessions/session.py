@@ -91,8 +91,11 @@ class Session:
         workspace_folder: WorkspaceFolder | None = None,
         tools: Broker | None = None,
         skills: SessionSkills | None = None,
+        is_piece: bool = False,
     ) -> None:
         self.id = folders.session_id
+        self.is_piece = is_piece
+        """Whether it is a map's, for one piece of code: no earlier state of it is kept, and it never sleeps."""
         self.folders = folders
         self.displays = folders.displays
         self.principal = principal
@@ -166,7 +169,10 @@ class Session:
             start_kernel=start_kernel,
             quota=self.quota,
             checkpoints=Checkpoints(
-                snapshots, deposits, most=settings.checkpoints, memory_mb=settings.checkpoint_memory_mb
+                snapshots,
+                deposits,
+                most=0 if self.is_piece else settings.checkpoints,
+                memory_mb=settings.checkpoint_memory_mb,
             ),
             is_busy=lambda: self.is_busy,
             on_growth=self._on_growth,
@@ -229,7 +235,8 @@ class Session:
 
     def _publish(self, kind: ChangeKind, state: str, execution_id: str = "") -> None:
         """Publish a change to monitors. Unlike watchers, they do not keep the session from expiring."""
-        self._changes.publish(kind, state, self.id, self.principal, execution_id)
+        if not self.is_piece:
+            self._changes.publish(kind, state, self.id, self.principal, execution_id)
 
     def _notify_watchers(self, execution: Execution | None) -> None:
         for watcher in [*self.watchers]:

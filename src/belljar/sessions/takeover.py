@@ -49,15 +49,18 @@ def recover(
     for entry in records.abandoned(living):
         if entry.id in spared:
             continue
-        if entry.state == "unborn":
-            remove_tree(folder / entry.id)
-            records.forget(entry.id)
-            continue
-        why = why_lost(entry)
+        why = "" if entry.state == "unborn" else why_lost(entry)
         for record in journal.unfinished(entry.id):
             ended = ended_at.get(entry.run, 0.0)
             result = broken_off(journal, record, entry.variables, budget_chars, ended_at=ended, why=why)
             journal.finish(result)
+        if entry.state == "unborn":
+            remove_tree(folder / entry.id)
+            if entry.principal:  # its result stays, as if its piece had ended
+                records.record_end(entry.id, KILLED)
+            else:
+                records.forget(entry.id)
+            continue
         end = f"{KILLED}, {why}" if why else KILLED
         records.put_to_sleep(entry.id, end)
         # Those of a session that had not woken yet when its server ended, or was saved in case its kernel would end.
