@@ -23,8 +23,9 @@ _RULE = re.compile(r"-{20,}")
 _HEADING = re.compile(r"[\w.]+ {2,}Traceback \(most recent call last\)")
 _CELL = re.compile(r"(?P<place>Cell In\[\d+\], line \d+)(?P<of>, in [^(]+)?(?:\(.*)?")
 _FILE = re.compile(r"File (?P<path>.+?):(?P<line>\d+)(?:, in (?P<name>[^(]+)(?:\(.*)?)?", re.DOTALL)
-_SOURCE = re.compile(r"\s*(?:-+> ?)?\d+(?: .*)?|\s*\(\.\.\.\).*")
-_ARROW = re.compile(r"\s*-+> ?\d++ ?+(?P<code>.*)")
+# The arrow is as long as the number of the line leaves room for: `----> 1`, `> 13788`, `>137880`.
+_SOURCE = re.compile(r"\s*(?:-*> ?)?\d+(?: .*)?|\s*\(\.\.\.\).*")
+_ARROW = re.compile(r"\s*-*> ?\d++ ?+(?P<code>.*)")
 _HIDDEN = re.compile(r"\s*\[\.\.\. skipping hidden \d+ frames?\]")
 _OURS = "/belljar/inside/"
 """In the paths of our own files, which say nothing to who wrote the cell; IPython shows the last frame even so."""
