@@ -133,9 +133,9 @@ async def test_what_one_does_all_see_between_the_cells_it_was_done_between(runti
         told = await _until(ExecutionEnded, events)
     assert isinstance(told[0], ExecutionStarted)
     assert told[0].execution_id == execution.id
-    said = [
-        item.content.get("text") or item.content["data"]["state"] for item in told if isinstance(item, ExecutionOutput)
-    ]
+    outputs = [item.content for item in told if isinstance(item, ExecutionOutput)]
+    assert outputs.pop()["data"]["text/plain"] == "IntSlider(value=6)"
+    said = [content.get("text") or content["data"]["state"] for content in outputs]
     assert said[0].endswith(" used widgets in this session since your last one]\n")
     assert said[1:3] == ["a\n", {"value": 6}]
     assert "".join(said[3:]) == "!\nb\n"

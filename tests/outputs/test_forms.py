@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from belljar.cli.saved_outputs import FigureFiles, saved_forms
 from belljar.console import frames, pages
-from belljar.console.cells import OutputBlock, RenderedOutput
+from belljar.console.cells import OutputBlock, PageContent, RenderedOutput
 from belljar.errors import BelljarError
 from belljar.files.file_types import is_text, mime_type_of
 from belljar.inside.toolbox.toolbox.results import Media
@@ -150,7 +150,7 @@ async def _in_console(display: Display, content: bytes) -> str:
 
 
 def _block(display: Display, plain: str = "") -> OutputBlock:
-    rendered = RenderedOutput("e" * 16, lambda *_: False)
+    rendered = RenderedOutput("e" * 16, lambda *_: PageContent(has_script=False))
     rendered.add(_event(display, plain))
     return rendered.blocks[0]
 

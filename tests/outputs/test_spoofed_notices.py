@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from belljar.console.cells import RenderedOutput
+from belljar.console.cells import PageContent, RenderedOutput
 from belljar.mcp.content import text_of
 from belljar.models import Display, ExecutionResult, OutputEvent, ResultNotice
 from belljar.outputs.events import Notice
@@ -152,7 +152,7 @@ def test_a_notebook_and_the_console_mark_what_was_printed() -> None:
     ]
     (stream,) = cell_outputs(NotebookCell("x", None, events), lambda _: None, {})
     assert stream["text"] == FORGED + NOTICE
-    rendered = RenderedOutput("e", lambda *_: False)
+    rendered = RenderedOutput("e", lambda *_: PageContent(has_script=False))
     rendered.add_all(events)
     assert [(block.stream, "printed" in block.text) for block in rendered.blocks] == [
         ("stderr", True),

@@ -74,6 +74,7 @@ def console_app(
         Route("/console/executions/{execution_id}", _shown(pages.execution), methods=["GET"]),
         Route("/console/executions/{execution_id}/output", _shown(pages.execution), methods=["GET"]),
         Route("/console/executions/{execution_id}/lines", _answered(pages.lines), methods=["GET"]),
+        Route("/console/executions/{execution_id}/whole", _compressed(_answered(pages.whole_output)), methods=["GET"]),
         Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(pages.one_question), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(actions.answer), methods=["POST"]),

@@ -8,8 +8,7 @@ import asyncio
 import io
 import re
 import secrets
-from html import escape
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -20,6 +19,7 @@ from belljar.http.api_operations import problem
 from belljar.models import Display, OutputEvent
 from belljar.outputs.forms import DRAWN, FRAMED, MARKDOWN, PAGE, SVG, form_of, pillow_format
 from belljar.outputs.html import TOKENS
+from belljar.outputs.mathematics import markdown_html
 from belljar.outputs.terminal_text import printable
 
 _NAME: Final = re.compile(r"(?P<sequence>[0-9]{1,9})(?P<suffix>\.[a-z]{1,9})")
@@ -46,7 +46,8 @@ _HEADERS: Final = {
 _STYLE: Final = (
     "body{margin:8px;font:14px system-ui,sans-serif;background:var(--paper);color:var(--ink)}"
     "table{border-collapse:collapse;border-color:var(--line)}th,td{padding:2px 10px;text-align:right;"
-    "border-color:var(--line)}tbody tr:nth-child(odd){background:var(--soft)}pre,code{font:13px ui-monospace,monospace}"
+    "border-color:var(--line)}math{font-size:1.1em}math[display=block]{margin:.6em 0}"
+    "tbody tr:nth-child(odd){background:var(--soft)}pre,code{font:13px ui-monospace,monospace}"
 )
 # Whoever chose colours, or shows pictures, did so for white paper, unless they speak of themes themselves. What only
 # arranges, like the style that pandas puts before its tables, chooses none.
@@ -57,14 +58,18 @@ _COLOURS: Final = re.compile(r"color|background|fill|stroke|filter", re.IGNORECA
 _THEMES: Final = re.compile(r"prefers-color-scheme|light-dark\(|color-scheme\s*:", re.IGNORECASE)
 _PICTURES: Final = frozenset({"canvas", "font", "img", "svg", "video"})
 _JUDGED_CHARS: Final = 65_536
-# A character takes 25 µs and, as HTML, up to sixty times its size.
-_MAX_MARKDOWN_CHARS: Final = 65_536
 # Tells the page around the frame how high it is, as a number and nothing else.
 _HEIGHT: Final = (
     "(()=>{const tell=()=>{const d=document.documentElement,b=document.body;"
     "parent.postMessage(Math.ceil(Math.max(d.getBoundingClientRect().height,b?b.scrollHeight+b.offsetTop:0)),'*')};"
     "addEventListener('load',tell);addEventListener('message',(e)=>{if(e.source===parent)tell()});"
     "new ResizeObserver(tell).observe(document.documentElement)})()"
+)
+# Charts have the width that their code chose; one that is wider than the page is shown smaller, instead of cut.
+_FIT: Final = (
+    "addEventListener('load',()=>{const d=document.documentElement,fit=()=>{d.style.zoom=1;"
+    "const wide=d.scrollWidth,room=d.clientWidth;if(wide>room+1)d.style.zoom=Math.max(.4,room/wide)};"
+    "fit();addEventListener('resize',fit);setTimeout(fit,500)})"
 )
 # WebRTC is under no policy, so its entrances are removed before a script of the page can run.
 _NO_WEBRTC: Final = (
@@ -130,13 +135,13 @@ def _document(content: bytes, mime: str, *, runs_scripts: bool) -> tuple[bytes, 
     """Return a page of a cell as a whole document, and its policy."""
     text = content.decode(errors="replace")
     if mime == MARKDOWN:
-        text = _markdown(text)
+        text = markdown_html(text)
     # A script could make such elements by itself, so that sealing them would only break what it shows.
     body = printable(text) if runs_scripts else _sealed(text)
     nonce = secrets.token_urlsafe(16)
     if runs_scripts:
         scripts = "script-src 'unsafe-inline' 'unsafe-eval' blob:; worker-src blob:"
-        first = f"<script>{_NO_WEBRTC}</script><script>{_HEIGHT}</script>"
+        first = f"<script>{_NO_WEBRTC}</script><script>{_HEIGHT};{_FIT}</script>"
     else:
         scripts = f"script-src 'nonce-{nonce}'"
         first = f'<script nonce="{nonce}">{_HEIGHT}</script>'
@@ -163,16 +168,6 @@ def _follows_theme(html: str) -> bool:
 def _sealed(html: str) -> str:
     """Return a page without the elements for which a browser opens connections, whatever the policy says."""
     return _CONNECTING.sub(r"<no-\1", printable(html))
-
-
-def _markdown(text: str) -> str:
-    """Return Markdown as HTML; HTML in it stays text. What is too long is shown as it was written."""
-    if len(text) > _MAX_MARKDOWN_CHARS:
-        return f"<pre>{escape(text)}</pre>"
-    from markdown_it import MarkdownIt
-
-    options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 40}
-    return str(MarkdownIt("commonmark", options).enable("table").render(printable(text)))
 
 
 async def picture_response(content: bytes, mime: str) -> Response:

@@ -4,6 +4,7 @@ A file is the session's: nothing of it gets into our document but escaped text, 
 """
 
 import asyncio
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, Final
@@ -12,15 +13,28 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from belljar.console.cell_views import CellView, QuestionView, waterfall
-from belljar.console.cells import OutputBlock, RenderedOutput, code_markup, highlight, stored_pages
+from belljar.console.cells import (
+    OutputBlock,
+    PageContent,
+    RenderedOutput,
+    code_markup,
+    fold,
+    formulas_of,
+    highlight,
+    page_content,
+    stored_pages,
+    update_earlier,
+)
 from belljar.console.forms import DONE
 from belljar.console.frames import picture_response
 from belljar.console.templating import render
+from belljar.console.timeline import lane_count, timeline_rows
 from belljar.engine.contract import Access, Engine, SessionFilter
-from belljar.engine.models import ExecutionEntry, SessionDetail, SessionEntry
+from belljar.engine.models import UNFINISHED, ExecutionEntry, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, FileMissing, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.outputs.forms import picture_named
+from belljar.outputs.mathematics import latex_html
 from belljar.outputs.terminal_text import as_plain
 from belljar.questions.models import InboxQuestion
 
@@ -31,7 +45,7 @@ _LINES_AT_ONCE: Final = 500
 _WINDOW_LINES: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
 _MAX_REMEMBERED: Final = 5_000
-_SCRIPT: Final = b"<script"
+_MAX_REMEMBERED_CHARS: Final = 16 * 1024 * 1024
 _CELL_PIXELS: Final = 220
 _ENDED_SHOWN: Final = 20
 _FORKS_SHOWN: Final = 50
@@ -41,17 +55,24 @@ _SHOWN_BYTES: Final = 256 * 1024
 _MAX_PICTURE_BYTES: Final = 16 * 1024 * 1024
 _PART_BYTES: Final = 4 * 1024 * 1024
 _MAX_NAME_CHARS: Final = 4_096
+_LEFT_OUT: Final = re.compile("[^0-9]")
+# What has fewer than a million characters is shown whole in its place; of more there is a page that shows a part.
+_WHOLE_CHARS, _WHOLE_DIGITS = 1_000_000, 7
 
 
-class ScriptProbe:
-    """Remembers which stored pages have scripts, so that each is read once."""
+class StoredPages:
+    """Remembers what there is to know of stored pages, so that each is read once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[tuple[str, str], bool] = {}
+        self._known: dict[tuple[str, str], PageContent] = {}
+        self._chars = 0
 
     async def read_new(self, access: Access, execution_id: str, events: list[OutputEvent]) -> None:
-        """Read the stored pages among these events that are not known yet."""
+        """Read the stored pages among these events that are not known yet, and set the formulas."""
+        if formulas := formulas_of(events):
+            # In a thread, because everybody's cells would wait for it otherwise; what was set is remembered.
+            await asyncio.to_thread(lambda: [*map(latex_html, formulas)])
         for name in stored_pages(events):
             if (execution_id, name) in self._known:
                 continue
@@ -59,17 +80,15 @@ class ScriptProbe:
                 content = await self._engine.display(access, execution_id, name)
             except BelljarError:
                 content = b""
-            self._known[execution_id, name] = await asyncio.to_thread(_has_script, content)
-            if len(self._known) > _MAX_REMEMBERED:
-                del self._known[next(iter(self._known))]
+            known = await asyncio.to_thread(page_content, content.decode(errors="replace"))
+            self._known[execution_id, name] = known
+            self._chars += len(known.table or "")
+            while len(self._known) > _MAX_REMEMBERED or self._chars > _MAX_REMEMBERED_CHARS:
+                self._chars -= len(self._known.pop(next(iter(self._known))).table or "")
 
-    def has_script(self, execution_id: str, name: str) -> bool:
-        """Return whether a stored page has a script; what is not known counts as having one."""
-        return self._known.get((execution_id, name), True)
-
-
-def _has_script(content: bytes) -> bool:
-    return _SCRIPT in content.lower()
+    def content(self, execution_id: str, name: str) -> PageContent:
+        """Return what is known of a stored page; what is not known counts as having a script."""
+        return self._known.get((execution_id, name), PageContent())
 
 
 class Pages:
@@ -82,7 +101,7 @@ class Pages:
         self._serves_mcp = serves_mcp
         self._address = address
         self._allows_scripts = allows_scripts
-        self.probe = ScriptProbe(engine)
+        self.stored = StoredPages(engine)
 
     # Sessions
 
@@ -156,16 +175,22 @@ class Pages:
         cursor = request.query_params.get("cursor", "")
         found = await self._engine.executions(access, session_id, cursor, _SESSIONS_AT_ONCE)
         cells = [CellView(entry, [], "", entry.execution_id in detail.rewindable) for entry in found.items]
-        forks = await self._forks(access, detail)
-        return await self.page("timeline.html", request, session=detail, cells=cells, next=found.next, forks=forks)
+        rows = timeline_rows(cells, await self._forks(access, detail, cells, cursor), goes_on=bool(found.next))
+        lanes = lane_count(rows)
+        return await self.page("timeline.html", request, session=detail, rows=rows, next=found.next, lanes=lanes)
 
-    async def _forks(self, access: Access, detail: SessionDetail) -> dict[str, list[SessionDetail]]:
-        """Return the forks of a session by the execution before which each was made; empty for where it was then."""
+    async def _forks(
+        self, access: Access, detail: SessionDetail, cells: list[CellView], cursor: str
+    ) -> dict[str, list[SessionDetail]]:
+        """Return the forks among some cells, by the execution before which each was made; empty for as it was then."""
         forks: dict[str, list[SessionDetail]] = {}
+        first = cells[-1].entry.submitted_at if cells else ""
         for session_id in detail.forks[-_FORKS_SHOWN:]:
             with suppress(BelljarError):
                 fork = await self._engine.session(access, session_id)
-                forks.setdefault(fork.origin_execution, []).append(fork)
+                is_here = first <= fork.created_at and (not cursor or fork.created_at <= cells[0].entry.submitted_at)
+                if fork.origin_execution or is_here:
+                    forks.setdefault(fork.origin_execution, []).append(fork)
         return forks
 
     async def calls(self, request: Request) -> Response:
@@ -278,15 +303,40 @@ class Pages:
         excerpts = await asyncio.gather(*(self._engine.excerpt(access, entry.execution_id) for entry in entries))
         outputs: list[RenderedOutput] = []
         for entry, events in zip(entries, excerpts, strict=True):
-            await self.probe.read_new(access, entry.execution_id, events)
-            output = RenderedOutput(entry.execution_id, self.probe.has_script, entry.execution_count)
+            await self.stored.read_new(access, entry.execution_id, events)
+            output = RenderedOutput(entry.execution_id, self.stored.content, entry.execution_count)
             output.add_all(events)
             outputs.append(output)
+        update_earlier(outputs)
         await highlight(entry.code for entry in reversed(entries))
+        for entry, output in zip(entries, outputs, strict=True):
+            if entry.status not in UNFINISHED:
+                await self._fold(access, entry, output)
         return [
             CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
             for entry, output in zip(entries, outputs, strict=True)
         ]
+
+    async def _fold(self, access: Access, entry: ExecutionEntry, output: RenderedOutput) -> None:
+        """Fold what is long; where something was left out that the page can get, say how many lines there are."""
+        total, whole = 0, ""
+        cut = next((block for block in output.blocks if block.kind == "left-out"), None)
+        if cut is not None and len(_LEFT_OUT.sub("", cut.text)) < _WHOLE_DIGITS:
+            with suppress(BelljarError):
+                total = (await self._engine.lines(access, entry.execution_id, 1, 1)).total
+                whole = f"/console/executions/{entry.execution_id}/whole"
+        fold(output.blocks, total=total, whole=whole)
+
+    async def whole_output(self, request: Request) -> Response:
+        """Answer `/console/executions/ID/whole`: all that a cell put out, as a part of its session's page."""
+        access: Access = request.state.access
+        execution_id = str(request.path_params["execution_id"])
+        entry = await self._engine.execution(access, execution_id)
+        events = await self._engine.excerpt(access, execution_id, chars=_WHOLE_CHARS)
+        await self.stored.read_new(access, execution_id, events)
+        output = RenderedOutput(execution_id, self.stored.content, entry.execution_count)
+        output.add_all(events)
+        return HTMLResponse(await asyncio.to_thread(lambda: "".join(map(self.block, output.blocks))))
 
     def cell(self, view: CellView) -> str:
         """Return a cell as a part of a page."""

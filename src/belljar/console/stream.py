@@ -253,7 +253,7 @@ class SessionPageStream:
     async def _output(self, entry: ExecutionEntry) -> RenderedOutput:
         self._has_tail = False
         self._had_ended = entry.status not in UNFINISHED
-        return RenderedOutput(entry.execution_id, self._pages.probe.has_script, entry.execution_count)
+        return RenderedOutput(entry.execution_id, self._pages.stored.content, entry.execution_count)
 
     async def _changes(self, item: Followed) -> AsyncIterator[dict[str, str]]:
         match item.kind:
@@ -269,7 +269,7 @@ class SessionPageStream:
                     html = self._pages.cell_head(self._view(item.execution, self._cell))
                     yield change("replace", f"head-{item.execution_id}", html, id=item.id)
             case "output" if item.output is not None and self._cell is not None:
-                await self._pages.probe.read_new(self._access, item.execution_id, [item.output])
+                await self._pages.stored.read_new(self._access, item.execution_id, [item.output])
                 steps = self._cell.add(item.output)
                 if self._had_ended:
                     # What it changes in displays of earlier cells is on the page already, and not part of this cell.

@@ -108,6 +108,7 @@ class Entries:
             started_at=iso_ms(row.started_at) if row.started_at else None,
             ended_at=iso_ms(row.ended_at) if row.ended_at else None,
             is_undone=row.undone_at is not None,
+            undone_at=iso_ms(row.undone_at) if row.undone_at else None,
             is_dropped=row.dropped_at is not None,
             output_bytes=row.output_bytes,
         )

@@ -142,6 +142,8 @@ class ExecutionEntry(Model):
     lost: list[str] = []
     files: list[FileReference] = []
     is_undone: bool = False
+    undone_at: str | None = None
+    """When its session was rewound to before it; the same for all that one rewind undid."""
     is_dropped: bool = False
     """Whether its output was dropped because the journal was full."""
     output_bytes: int = 0

@@ -225,8 +225,9 @@ class Journal(JournalWriter):
 
     def undo(self, execution_ids: Sequence[str]) -> None:
         """Mark executions as undone, because their session was rewound."""
+        now = time.time()  # one time for all of them, which tells those of one rewind from others
         for execution_id in execution_ids:
-            self.write("UPDATE executions SET undone_at = ? WHERE id = ?", (time.time(), execution_id))
+            self.write("UPDATE executions SET undone_at = ? WHERE id = ?", (now, execution_id))
         self.commit()
 
     def find(self, execution_id: str) -> ExecutionRecord | None:

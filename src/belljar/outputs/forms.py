@@ -19,7 +19,7 @@ from belljar.json_values import check_values
 from belljar.models import Display, OutputEvent
 from belljar.outputs.budget import clip
 
-PLAIN, PAGE, MARKDOWN, SVG = "text/plain", "text/html", "text/markdown", "image/svg+xml"
+PLAIN, PAGE, MARKDOWN, LATEX, SVG = "text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -56,7 +56,7 @@ _RANKED: Final = (
     OutputForm(SVG, ".svg", drawn="picture", is_media=True),
     OutputForm(PAGE, ".html", as_text="plain", drawn="frame", source="html"),
     OutputForm(MARKDOWN, ".md", drawn="frame", source="markdown"),
-    OutputForm("text/latex", ".tex", as_text="result", source="latex"),
+    OutputForm(LATEX, ".tex", as_text="result", source="latex"),
     OutputForm("application/json", ".json", source="json"),
     OutputForm("application/pdf", is_prefix=True, is_binary=True, is_media=True),
 )
@@ -177,6 +177,17 @@ def mime_bundle(event: OutputEvent, read_display: ReadDisplay, limit_chars: int 
         if content is not None:
             bundle[form.mime] = _parsed(content) if _JSON.fullmatch(form.mime) else content
     return bundle
+
+
+def display_id_of(event: OutputEvent) -> str | None:
+    """Return the id by which a later event may update an output: one that it was given, or that of its widget."""
+    given = event.data.get("display_id")
+    if isinstance(given, str) and given:
+        return given
+    display = event.display
+    forms = (display, *display.also) if display is not None else ()
+    view = next((_parsed(form.text) for form in forms if form.mime == WIDGET and form.text), None)
+    return f"widget-{view['model_id']}" if isinstance(view, dict) and "model_id" in view else None
 
 
 def error_fields(event: OutputEvent) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from belljar.outputs.forms import PAGE, picture_in, readable_text
+from belljar.outputs.forms import LATEX, MARKDOWN, PAGE, picture_in, readable_text
+from belljar.outputs.mathematics import latex_html, markdown_html
 from belljar.outputs.notebook import execution_count
+from belljar.outputs.tables import table_html, table_in
 from belljar.outputs.terminal_text import as_plain, coloured, printable
 from belljar.outputs.tracebacks import Frame, RaisedException, folded_frames, raised_exceptions
 
@@ -131,7 +133,7 @@ def _frame_html(frame: Frame | str) -> str:
     if isinstance(frame, str) or frame.is_library:
         return f'<li class="library">{coloured(frame if isinstance(frame, str) else frame.place)}</li>'
     source = "".join(
-        f"<mark>{coloured(line)}\n</mark>" if line.lstrip().startswith("-") else f"{coloured(line)}\n"
+        f"<mark>{coloured(line)}\n</mark>" if line.lstrip().startswith(("-", ">")) else f"{coloured(line)}\n"
         for line in frame.source
     )
     return f"<li>{coloured(frame.place)}<pre>{source}</pre></li>" if source else f"<li>{coloured(frame.place)}</li>"
@@ -144,6 +146,8 @@ def _joined(lines: Sequence[str]) -> str:
 def _rich(bundle: Any, *, runs_scripts: bool) -> str:
     page = bundle.get(PAGE)
     picture = picture_in(bundle)
+    if isinstance(page, str) and picture is None and (table := table_in(page)) is not None:
+        return table_html(table)
     if isinstance(page, str) and (runs_scripts or picture is None):
         return _frame(page, runs_scripts=runs_scripts)
     if picture is not None:
@@ -152,6 +156,11 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
         kind = mime.partition("/")[0]
         if kind in _MEDIA and isinstance(value, str):
             return f'<{kind} controls src="data:{escape(mime)};base64,{escape(value)}"></{kind}>'
+    latex, words = bundle.get(LATEX), bundle.get(MARKDOWN)
+    if isinstance(latex, str) and (formulas := latex_html(latex)) is not None:
+        return f'<div class="formulas">{formulas}</div>'
+    if isinstance(words, str):
+        return _frame(markdown_html(words), runs_scripts=False)
     text, _ = readable_text(bundle)
     return f"<pre>{coloured(text)}</pre>"
 
@@ -210,6 +219,36 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .frames pre { color: var(--ink); background: var(--soft); border-radius: .3rem; padding: .35rem .6rem; }
 .frames mark { display: block; margin: 0 -.6rem; padding: 0 .6rem; color: inherit;
   background: light-dark(#fde8e6, #4a1f1c); }
+.formulas { overflow: auto; padding: .3rem 0; white-space: pre-wrap; }
+.formulas math { font-size: 1.15em; }
+.wide { overflow-x: auto; max-width: 100%; }
+.data { border-collapse: collapse; display: table; width: max-content; max-width: none;
+  font: 13px/1.45 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+.data th, .data td { padding: .2rem .75rem; border: 0; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: top; white-space: pre; }
+.data th:first-child, .data td:first-child { padding-left: .25rem; }
+.data .text { white-space: pre-wrap; max-width: 26rem; overflow-wrap: break-word; }
+.data thead th { color: var(--ink); font-weight: 600; vertical-align: bottom; }
+.data thead tr:last-child > * { border-bottom-color: var(--dim); }
+.data tbody th { color: var(--dim); font-weight: 400; }
+.data tbody tr:hover > * { background: var(--soft); }
+.data .num { text-align: right; }
+.data .none, .data .dtype { color: var(--dim); }
+.table-foot { display: flex; flex-wrap: wrap; gap: .1rem 1.25rem; color: var(--dim);
+  font-size: .8125rem; margin-top: .3rem; }
+.table-foot p { margin: 0; }
+.table-foot summary { cursor: pointer; min-height: 24px; }
+.table-foot details[open] { flex-basis: 100%; }
+.columns { list-style: none; margin: .5rem 0; padding: 0; display: grid; gap: .9rem 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); color: var(--ink); font-size: .8125rem; }
+.columns > li { min-width: 0; overflow-wrap: anywhere; }
+.columns .dim, .columns .told, .columns .ends, .frequent { color: var(--dim); }
+.columns .told, .columns .ends { display: block; font-variant-numeric: tabular-nums; }
+.columns .gaps { color: var(--amber); font-weight: 600; }
+.bars { display: block; margin: .2rem 0; }
+.bars rect { fill: var(--accent); opacity: .75; }
+.frequent { list-style: none; margin: .2rem 0; padding: 0; }
+.frequent .bars { margin: 0 0 .15rem; }
 .error summary { cursor: pointer; color: var(--dim); font-size: .8125rem; min-height: 24px; }
 .error details pre { color: var(--dim); }
 """

@@ -8,7 +8,7 @@ from typing import Any
 from belljar.models import ExecutionResult, OutputEvent
 from belljar.outputs.budget import within_budget
 from belljar.outputs.events import Notice
-from belljar.outputs.forms import ReadDisplay, error_fields, mime_bundle
+from belljar.outputs.forms import ReadDisplay, display_id_of, error_fields, mime_bundle
 from belljar.outputs.spoofed_notices import disarmed_around
 from belljar.outputs.terminal_text import LineFolder
 
@@ -181,7 +181,10 @@ class _Outputs:
                 self._display(event)
             case "result":
                 bundle = mime_bundle(event, self._read, self._limit)
-                self._append(self._v4.new_output("execute_result", data=bundle, execution_count=self._count))
+                output = self._v4.new_output("execute_result", data=bundle, execution_count=self._count)
+                if (display_id := display_id_of(event)) is not None:
+                    self._shown.setdefault(display_id, []).append(output)
+                self._append(output)
             case "error":
                 self._error(event)
             case "clear":
@@ -203,8 +206,7 @@ class _Outputs:
 
     def _display(self, event: OutputEvent) -> None:
         output = self._v4.new_output("display_data", data=mime_bundle(event, self._read, self._limit))
-        display_id = event.data.get("display_id")
-        if isinstance(display_id, str):
+        if (display_id := display_id_of(event)) is not None:
             if event.data.get("update") and display_id in self._shown:
                 _replace(self._shown[display_id], output)
                 return

@@ -1,5 +1,5 @@
 // Earlier cells: a block of them stands as an empty space of about its height, and is fetched when it comes near.
-import { sizeFrames } from "./frames.js";
+import { showFrames } from "./frames.js";
 import { parsed } from "./patch.js";
 
 const NEAR = "1500px 0px";
@@ -39,6 +39,34 @@ async function fill(session, spacer) {
   const anchor = [...document.querySelectorAll(".cell")].find((cell) => cell.getBoundingClientRect().bottom > 0);
   const before = anchor?.getBoundingClientRect().top ?? 0;
   spacer.replaceWith(...elements);
-  for (const element of elements) sizeFrames(element);
+  for (const element of elements) showFrames(element);
   if (anchor) scrollBy(0, anchor.getBoundingClientRect().top - before);
+}
+
+/** Show all of an output in place of its beginning and its end. @param {HTMLElement} cells */
+export function loadWhole(cells) {
+  cells.addEventListener("click", (event) => {
+    const button = event.target instanceof Element ? event.target.closest("[data-whole]") : null;
+    if (button instanceof HTMLButtonElement && !button.disabled) void showWhole(button);
+  });
+}
+
+/** @param {HTMLButtonElement} button */
+async function showWhole(button) {
+  const words = button.textContent;
+  button.disabled = true;
+  button.textContent = "Loading…";
+  const answer = await fetch(button.dataset.whole ?? "").catch(() => null);
+  const output = button.closest(".outputs");
+  if (!answer?.ok || !output) {
+    button.textContent = `${words} (it did not load: try again)`;
+    button.disabled = false;
+    return;
+  }
+  const elements = parsed(await answer.text());
+  const place = output.getBoundingClientRect().top;
+  output.replaceChildren(...elements);
+  showFrames(output);
+  scrollBy(0, output.getBoundingClientRect().top - place);
+  /** @type {HTMLElement} */ (output.closest(".cell"))?.focus({ preventScroll: true });
 }

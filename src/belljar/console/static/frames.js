@@ -1,5 +1,5 @@
 // Frames with what cells displayed. A frame may tell one thing: its height, as a number, which is bounded here. Scripts
-// of an output run only in a frame that a person asked for.
+// of an output run only in a frame that a person asked for, by a click or once for the whole session.
 
 const LEAST = 60;
 const MOST = 4000;
@@ -11,14 +11,17 @@ function bounded(height) {
 }
 
 /**
- * Give frames the height that the server guessed, until they tell their own.
+ * Give frames the height that the server guessed, until they tell their own; run those that always run.
  * @param {ParentNode} part
  */
-export function sizeFrames(part) {
+export function showFrames(part) {
   for (const frame of part.querySelectorAll("iframe[data-height]")) {
     const element = /** @type {HTMLIFrameElement} */ (frame);
     if (!element.style.height) element.style.height = `${bounded(Number(element.dataset.height) || LEAST)}px`;
   }
+  if (!runsAlways()) return;
+  for (const button of part.querySelectorAll("[data-run-frame]:not([aria-pressed])"))
+    run(/** @type {HTMLElement} */ (button));
 }
 
 export function listenToFrames() {
@@ -32,19 +35,66 @@ export function listenToFrames() {
   for (const frame of document.querySelectorAll("iframe")) frame.contentWindow?.postMessage("height", "*");
   document.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-run-frame]") : null;
-    if (button instanceof HTMLElement) runFrame(button);
+    if (!(button instanceof HTMLElement)) return;
+    if (button.getAttribute("aria-pressed") === "true") close(button);
+    else run(button);
+  });
+  document.addEventListener("change", (event) => {
+    const box = event.target;
+    if (box instanceof HTMLInputElement && box.matches("[data-always]")) remember(box.checked);
   });
 }
 
-/** @param {HTMLElement} button */
-function runFrame(button) {
+/** Show the interactive version in place of the picture. @param {HTMLElement} button */
+function run(button) {
   const source = button.dataset.runFrame ?? "";
-  if (!source.startsWith("/frames/")) return;
+  const block = button.closest(".block");
+  const shown = block?.querySelector(".shown");
+  if (!source.startsWith("/frames/") || !(shown instanceof HTMLElement)) return;
   const frame = document.createElement("iframe");
   frame.setAttribute("sandbox", "allow-scripts");
+  frame.loading = "lazy";
   frame.title = "interactive output";
   frame.src = source;
-  frame.style.height = "460px";
-  const details = button.closest("details");
-  details?.replaceWith(frame);
+  // As high as the picture, so that nothing below it moves.
+  frame.style.height = `${bounded(shown.offsetHeight > LEAST ? shown.offsetHeight : 460)}px`;
+  shown.hidden = true;
+  shown.before(frame);
+  button.setAttribute("aria-pressed", "true");
+  button.textContent = button.dataset.back ?? "";
+  const label = document.createElement("label");
+  const box = document.createElement("input");
+  box.type = "checkbox";
+  box.checked = runsAlways();
+  box.dataset.always = "";
+  label.append(box, "Always in this session");
+  button.after(label);
+}
+
+/** @param {HTMLElement} button */
+function close(button) {
+  const block = button.closest(".block");
+  block?.querySelector("iframe")?.remove();
+  /** @type {HTMLElement | null | undefined} */ (block?.querySelector(".shown"))?.removeAttribute("hidden");
+  button.parentElement?.querySelector("label")?.remove();
+  button.setAttribute("aria-pressed", "false");
+  button.textContent = button.dataset.label ?? "";
+}
+
+// In this browser, by the session's id
+
+function key() {
+  return `belljar-interactive-${document.getElementById("cells")?.dataset.session ?? ""}`;
+}
+
+function runsAlways() {
+  return localStorage.getItem(key()) === "always";
+}
+
+/** @param {boolean} always */
+function remember(always) {
+  if (always) localStorage.setItem(key(), "always");
+  else localStorage.removeItem(key());
+  /** @type {HTMLInputElement} */ for (const box of document.querySelectorAll("[data-always]")) (box).checked = always;
+  if (always) showFrames(document);
 }

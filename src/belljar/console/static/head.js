@@ -69,15 +69,28 @@ export function startHead() {
   });
   document.addEventListener("click", (event) => {
     const button = event.target instanceof Element ? event.target.closest("[data-unclip]") : null;
-    button?.closest(".clipped")?.classList.remove("clipped");
-    button?.remove();
+    if (button instanceof HTMLElement) unfold(button);
   });
+  // On a phone the tabs are wider than the screen.
+  document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   // What was done is said once, and not again when the page is loaded again.
   const here = new URL(location.href);
   if (here.searchParams.has("done")) {
     here.searchParams.delete("done");
     history.replaceState(null, "", here);
   }
+}
+
+/** Show all of a text, or its beginning again. @param {HTMLElement} button */
+function unfold(button) {
+  const text = /** @type {HTMLElement} */ (button.parentElement);
+  const isFolded = text.classList.toggle("clipped");
+  // A long text is in several elements, of which only the first was shown.
+  for (let next = text.nextElementSibling; next?.matches(".hidden"); next = next.nextElementSibling)
+    next.classList.toggle("clipped", isFolded);
+  button.textContent = isFolded ? (button.dataset.unclip ?? "") : "Show less";
+  button.setAttribute("aria-expanded", String(!isFolded));
+  if (isFolded) text.scrollIntoView({ block: "nearest" });
 }
 
 /**

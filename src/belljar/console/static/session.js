@@ -1,7 +1,8 @@
 // One session as a notebook that grows while its cells run.
-import { loadBlocks } from "./blocks.js";
+import { loadBlocks, loadWhole } from "./blocks.js";
 import { startComposing } from "./compose.js";
-import { listenToFrames, sizeFrames } from "./frames.js";
+import { startFigures } from "./figures.js";
+import { listenToFrames, showFrames } from "./frames.js";
 import { addText, append, parsed, replace } from "./patch.js";
 import { openStream } from "./stream.js";
 
@@ -85,13 +86,13 @@ function apply(change) {
       break;
     case "append":
       append(change.target, html);
-      sizeFrames(cells);
+      showFrames(cells);
       break;
     case "replace":
       if (change.ended && document.querySelector(`#head-${change.target.slice(5)}[data-running]`))
         announce(change.ended);
       replace(change.target, html);
-      sizeFrames(cells);
+      showFrames(cells);
       addUnfoldButtons(); // a cell may be undone before its end is told
       if (change.target === "session-state") showName();
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
@@ -132,7 +133,7 @@ function addCell(id, html) {
   document.getElementById("empty")?.remove();
   if (document.getElementById(id)) replace(id, html);
   else cells.append(...parsed(html));
-  sizeFrames(cells);
+  showFrames(cells);
 }
 
 // In the heading and in the title, which may begin with the number of questions that wait.
@@ -157,7 +158,7 @@ function updateDisplays(display, html) {
     element.id = place.id;
     place.replaceWith(element);
   }
-  sizeFrames(cells);
+  showFrames(cells);
 }
 
 /**
@@ -204,9 +205,11 @@ function addUnfoldButtons() {
 
 new MutationObserver(addUnfoldButtons).observe(cells, { childList: true });
 addUnfoldButtons();
-sizeFrames(document);
+showFrames(document);
 listenToFrames();
+startFigures();
 loadBlocks(cells);
+loadWhole(cells);
 startComposing();
 pauseButton.hidden = !document.querySelector("#session-state[data-runs]");
 if (isFollowing) scrollToEnd();

@@ -116,6 +116,48 @@ def _note_claim(comm_id: str, state: Any) -> None:
         (_claiming.add if state["msg_id"] == THIS_REQUEST else _claiming.discard)(comm_id)
 
 
+# The last state of widgets, as text: a page or a notebook that is read later has nobody who could tell of more
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+MAX_SHOWN = 100
+_LONGEST_STATE = 500
+_shown: "dict[str, dict[str, Any]]" = {}
+"""What was shown of the latest widgets, by the ids of their comms."""
+
+
+def display_id_of(data: "dict[str, Any]") -> "str | None":
+    """Return the id under which a widget that is shown now is updated; None for what is no widget."""
+    view = data.get(VIEW)
+    model_id = view.get("model_id") if isinstance(view, dict) else None
+    if not isinstance(model_id, str) or len(model_id) > MAX_NAME or "text/plain" not in data:
+        return None
+    _shown.pop(model_id, None)
+    _shown[model_id] = data
+    if len(_shown) > MAX_SHOWN:
+        del _shown[next(iter(_shown))]
+    return f"widget-{model_id}"
+
+
+def tell_states(emit: Emit) -> None:
+    """Show each widget anew whose text has changed since it was shown."""
+    if not _shown:
+        return
+    widgets: Any = sys.modules.get("ipywidgets.widgets.widget")
+    instances = getattr(widgets, "_instances", None)
+    for model_id, data in [*_shown.items()]:
+        widget = instances.get(model_id) if isinstance(instances, dict) else None
+        if widget is None:
+            del _shown[model_id]  # it was closed
+            continue
+        try:
+            text = repr(widget)[:_LONGEST_STATE]
+        except Exception:
+            continue  # a widget of the session may raise anything
+        if text != data["text/plain"]:
+            data["text/plain"] = text
+            emit({"type": "display", "data": data, "display_id": f"widget-{model_id}", "update": True})
+
+
 def _name(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_NAME:
         raise ValueError(f"a comm's id and its target are strings of at most {MAX_NAME} characters")

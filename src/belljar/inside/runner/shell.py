@@ -61,10 +61,11 @@ class Publisher(DisplayPublisher):
     def publish(self, data: Any, metadata: Any = None, *_: Any, transient: Any = None, update: bool = False, **__: Any):
         """Send one rich output."""
         display_id = (transient or {}).get("display_id")
+        data = rich_output.prepared(data)
         message = {
             "type": "display",
-            "data": rich_output.prepared(data),
-            "display_id": display_id,
+            "data": data,
+            "display_id": display_id or comms.display_id_of(data),
             "update": bool(update),
         }
         self.emit(message)
@@ -107,7 +108,9 @@ class ResultHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         """Send the value in all its representations."""
-        self.emit({"type": "result", "data": rich_output.prepared(format_dict)})
+        data = rich_output.prepared(format_dict)
+        comms.display_id_of(data)  # it is updated as if it were a display
+        self.emit({"type": "result", "data": data})
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
         """Keep the value's text in the history, as IPython does, without the record for `outputs`, which are discarded.
