@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar import ipc
 from belljar.models import SessionInfo
-from belljar.servers import http_sockets, is_living
+from belljar.servers import FLEET_SOCKET, http_sockets, is_living
 
 _EARLIER = "operator.sock"
 """The socket of a server of an earlier version, which speaks another protocol."""
@@ -60,11 +60,20 @@ async def ask_each(data_directory: Path, method: str, path: str) -> list[tuple[i
     return [*found, *((_pid(one), None) for one in earlier)]
 
 
-def _ask(path: Path, method: str, target: str) -> list[Any]:
+async def ask_fleet(data_directory: Path, method: str, target: str) -> Any:
+    """Return what one server of this machine answers for its fleet; None where none runs in one, or knows it."""
+    sockets = await asyncio.to_thread(lambda: http_sockets(data_directory, name=FLEET_SOCKET))
+    for one in sockets:
+        if (answer := await asyncio.to_thread(_ask, one, method, target, "")) and answer[0] is not None:
+            return answer[0]
+    return None
+
+
+def _ask(path: Path, method: str, target: str, prefix: str = _PREFIX) -> list[Any]:
     """Return the answer in a list; an empty one for the socket of a server that was killed, or that ends now."""
     connection = _Connection(path)
     try:
-        connection.request(method, _PREFIX + target)
+        connection.request(method, prefix + target)
         answer = connection.getresponse()
         content = answer.read()
         return [json.loads(content) if answer.status < 300 else None]

@@ -114,6 +114,18 @@ refusals = Counter(
 journal_failures = Counter("belljar_journal_failures", "Times that the journal could not be written")
 outputs_dropped = Counter("belljar_outputs_dropped", "Executions whose output was dropped to keep within journal_mb")
 
+fleet_placements = Counter(
+    "belljar_fleet_placements",
+    "New sessions of a server that is not alone: made here, at another worker, at another machine",
+    ("where",),
+    ("here", "worker", "host"),
+)
+fleet_relays = Counter(
+    "belljar_fleet_relays", "Requests passed on to another worker or machine", ("to",), ("worker", "host")
+)
+fleet_losses = Counter("belljar_fleet_losses", "Machines that were given up")
+fleet_held = Counter("belljar_fleet_held", "Requests that waited for a server that was away")
+
 COUNTERS: Final = (
     executions,
     kernel_start_failures,
@@ -124,5 +136,9 @@ COUNTERS: Final = (
     refusals,
     journal_failures,
     outputs_dropped,
+    fleet_placements,
+    fleet_relays,
+    fleet_losses,
+    fleet_held,
 )
 HISTOGRAMS: Final = (tool_calls, execution_queue, execution_wall, kernel_starts)

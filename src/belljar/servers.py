@@ -33,10 +33,12 @@ CALLER_HEADER = "Belljar-Caller"
 HOPS_HEADER = "Belljar-Hops"
 CALL_HEADER = "Belljar-Call"
 SCHEME_HEADER = "Belljar-Scheme"
-FLEET_HEADERS = (CALLER_HEADER, HOPS_HEADER, CALL_HEADER, SCHEME_HEADER)
+ASSERTION_HEADER = "Belljar-Assertion"
+FLEET_HEADERS = (CALLER_HEADER, HOPS_HEADER, CALL_HEADER, SCHEME_HEADER, ASSERTION_HEADER)
 """What a server says of a request that it passes on: whose it is, how many have passed it on, by what name it is
-cancelled, and whether it came over TLS. Refused likewise."""
+cancelled, whether it came over TLS, and between machines that it may say so. Refused likewise."""
 _LOCK = "lock"
+_ID = "id"
 _ADDRESS = "address"
 _ALIVE_S = 5.0
 """How exactly the next server knows until when one ran that was killed."""
@@ -63,15 +65,34 @@ def machine_of(data_directory: Path) -> Path | None:
     return data_directory if (data_directory / WORKERS).is_dir() else None
 
 
-def http_sockets(data_directory: Path, run: str = "*") -> list[Path]:
+def http_sockets(data_directory: Path, run: str = "*", name: str = HTTP_SOCKET) -> list[Path]:
     """Return the sockets of the servers of a machine: of a data directory, and of those of its workers."""
-    paths = [f"runs/{run}/{HTTP_SOCKET}", f"{WORKERS}/*/runs/{run}/{HTTP_SOCKET}"]
+    paths = [f"runs/{run}/{name}", f"{WORKERS}/*/runs/{run}/{name}"]
     return sorted(found for path in paths for found in data_directory.glob(path))
 
 
 def shared_folder(data_directory: Path) -> Path:
     """Return the data directory of what all servers of a machine share: environments, skills, people's workspaces."""
     return machine_of(data_directory) or data_directory
+
+
+def directory_id(data_directory: Path) -> str:
+    """Return what tells a data directory from those of other machines, drawn when somebody first asks."""
+    path = data_directory / _ID
+    try:
+        with suppress(FileExistsError):
+            # Linked when it is whole, because two may ask at once.
+            made = path.with_name(f"{_ID}.{secrets.token_hex(8)}")
+            made.write_text(secrets.token_hex(16))
+            try:
+                os.link(made, path)
+            finally:
+                made.unlink()
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"{path} cannot be used: {error}", hint="Make room on its disk, or remove the file if it is damaged"
+        ) from error
 
 
 @contextmanager

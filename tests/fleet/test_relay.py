@@ -199,7 +199,25 @@ async def test_connections_are_used_again_and_one_that_was_closed_meanwhile_is_n
         assert opened == 3
 
 
-@pytest.mark.parametrize("about", [b"null", b"[]", b'{"tag": 1}', b"{", b"x" * 5_000_000])
+GOOD = b'{"id": "i", "tag": "abc", "name": "1-aaaaaaaa", "state": "ready", "version": "1", "sessions": 0, "room": 1}'
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"null",
+        b"[]",
+        b'{"tag": 1}',
+        b"{",
+        b"x" * 5_000_000,
+        GOOD.replace(b"abc", b"ABC"),
+        GOOD.replace(b"ready", b"away"),
+        GOOD.replace(b": 0", b": -1"),
+        GOOD.replace(b": 1}", b": 1e400}"),
+        GOOD.replace(b"}", b', "ports": [0]}'),
+        b"[" * 60_000,
+    ],
+)
 async def test_who_does_not_answer_as_a_server_of_ours_is_none(tmp_path: Path, about: bytes):
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
@@ -207,6 +225,9 @@ async def test_who_does_not_answer_as_a_server_of_ours_is_none(tmp_path: Path, a
         await writer.drain()
 
     async with peer(tmp_path, serve):
-        one = Peer("2", "1-aaaaaaaa", tmp_path / "fleet.sock")
-        assert not await one.look()
+        path = tmp_path / "fleet.sock"
+        one = Peer(path, Connections(path))
+        await one.look()
+        assert one.about is None
+        assert one.misses == 1
         one.connections.close()

@@ -1,5 +1,6 @@
 """A sandbox that is held open before anyone asks for a session."""
 
+import gc
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -88,3 +89,17 @@ def zygotes() -> list[int]:
         if runs and b"zygote" in words and words[0].endswith(b"python"):
             found.append(int(entry.name))
     return found
+
+
+async def test_an_environment_that_cannot_be_used_is_told_in_a_line_and_raised_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(environment=str(tmp_path / "none"), data_directory=tmp_path / "data", preload=[])
+    async with open_runtime(settings) as runtime:
+        session = runtime.sessions.create(OWNER)
+        execution = session.submit(make_cell(session.settings, "1"))
+        await execution.wait(60)
+        assert "no such environment" in str(execution.result().cause)
+        await until(lambda: "no session can be kept ready: no such environment" in caplog.text)
+    gc.collect()  # a task that nobody asked for its failure says so when it is collected
+    assert "never retrieved" not in caplog.text

@@ -28,7 +28,7 @@ TOOLS = {
     "list_sessions": [],
     "rename_session": ["session_id", "reason"],
     "clear_session": ["session_id"],
-    "fork_session": ["session_id", "at", "reseed"],
+    "fork_session": ["session_id", "at", "reseed", "count"],
     "rewind_session": ["session_id", "to"],
     "list_session_files": ["session_id", "path", "after"],
     "upload_file": ["session_id", "name", "text", "base64", "url", "path"],

@@ -190,6 +190,18 @@ GROUPS: dict[str, CommandGroup] = {
             ),
         },
     ),
+    "fleet": CommandGroup(
+        "The machines that share their sessions: status, drain.",
+        {
+            "status": CommandEntry(
+                "fleet:status_command",
+                "List the servers of the fleet and how they are, as the one of this data directory knows them.",
+            ),
+            "drain": CommandEntry(
+                "fleet:drain_command", "Have a server take no new sessions, so that its machine can be taken away."
+            ),
+        },
+    ),
     "journal": CommandGroup(
         "The journal's file: check, salvage.",
         {

@@ -72,6 +72,7 @@ async def serve(settings: Settings, env_file: str = "", worker: int = 0) -> None
     _raise_descriptor_limit(settings)
     if env_file:
         log.info("%s", env_file)
+    is_in_fleet(settings)
     if settings.http:
         check_bind(settings)
         if worker <= 1 and (warning := proxy_warning(settings)):
@@ -127,14 +128,25 @@ async def _serve_http(settings: Settings, stop: StopRequest, worker: int) -> Non
 
 
 def _fleet(runtime: Runtime) -> "Fleet | None":
-    """Return this server as one of several of its machine; None where it is alone."""
-    machine = machine_of(runtime.settings.data_directory)
-    if machine is None:
+    """Return this server as one of several of its machine, or of a fleet; None where it is alone."""
+    settings = runtime.settings
+    machine = machine_of(settings.data_directory)
+    if machine is None and not is_in_fleet(settings):
         return None
     # Imported here, because most servers are alone.
     from belljar.fleet.routing import Fleet
 
-    return Fleet(runtime, machine)
+    return Fleet(runtime, machine or settings.data_directory)
+
+
+def is_in_fleet(settings: Settings) -> bool:
+    """Return whether other machines share their sessions with this one; raise SettingsError where they cannot."""
+    if not (settings.fleet_peers or settings.fleet_address or settings.fleet_key.get_secret_value()):
+        return False
+    # Imported here, because few servers are of a fleet.
+    from belljar.fleet.addresses import check_fleet
+
+    return check_fleet(settings)
 
 
 def _raise_descriptor_limit(settings: Settings) -> None:

@@ -1,13 +1,14 @@
 """The engine of another process: each call is a request of the HTTP API, made by the table in `operations.py`.
 
-Over the socket of a server of this user, who says for whom they ask. Knows nothing of what the server does with a call.
+Over the socket of a server of this user, who says for whom they ask, or to a server of another machine that believes
+what is signed. Knows nothing of what the server does with a call.
 """
 
 import json
 import re
 import ssl
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, cast
@@ -53,12 +54,33 @@ class ServerSilent(ServerGone):
     code = "server-silent"
 
 
-class RemoteEngine(CalledEngine):
-    """The `Engine` of one server, by the socket in the folder of the server."""
+Sign = Callable[[bytes, bytes, Sequence[tuple[bytes, bytes]]], list[tuple[bytes, bytes]]]
+"""Returns the headers that let another machine believe a request, by its method, target and headers."""
 
-    def __init__(self, socket: Path, patience_s: float | None = None) -> None:
-        self._socket = socket
+
+class RemoteEngine(CalledEngine):
+    """The `Engine` of one server, by the socket in the folder of the server, or by the URL of one of another machine.
+
+    What is sent to a URL is signed, or has the `credentials` of a caller among its headers; its certificate has to be
+    for `tls_name`, or for the URL's host.
+    """
+
+    def __init__(
+        self,
+        place: Path | str,
+        patience_s: float | None = None,
+        *,
+        sign: Sign | None = None,
+        tls: ssl.SSLContext | None = None,
+        tls_name: str = "",
+        credentials: dict[str, str] | None = None,
+    ) -> None:
+        self._place = place
+        self._credentials = credentials
         self._patience_s = patience_s
+        self._auth = _Signed(sign) if sign is not None else None
+        self._tls = tls
+        self._extensions = {"sni_hostname": tls_name} if tls_name else {}
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         operation = _operation(verb, arguments)
@@ -100,32 +122,30 @@ class RemoteEngine(CalledEngine):
                     yield happened
 
     @asynccontextmanager
-    async def _open_client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        # No TLS is spoken, but without a context httpx reads all certificates of the host, which takes 46 ms.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        with ipc.reachable(self._socket) as address:
-            async with httpx2.AsyncClient(
-                transport=httpx2.AsyncHTTPTransport(uds=address, verify=context),
-                timeout=httpx2.Timeout(self._patience_s, connect=CONNECT_S),
-                base_url="http://belljar",
-            ) as client:
-                yield client
-
-    def _speaker(self, access: Access) -> dict[str, str]:
-        """Return the headers that say for whom a request asks."""
-        via = "terminal" if access.via == "terminal" else "console"
-        said = (access.principal, "1" if access.is_operator else "0", access.name, via)
-        return {name: quote(value, safe="") for name, value in zip(SPEAKER_HEADERS, said, strict=True)}
-
-    @asynccontextmanager
     async def _send(
         self, operation: Operation, access: Access, arguments: dict[str, Any]
     ) -> AsyncGenerator[httpx2.Response]:
         """Send a request over a connection of its own; what the server refuses is raised as the error that it names."""
         request = _request(operation, arguments)
-        request["headers"] = self._speaker(access) | request.get("headers", {})
+        request["headers"] = (self._credentials or _speaker(access)) | request.get("headers", {})
+        # Without a context httpx would read all certificates of the host, which takes 46 ms.
+        context = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            async with self._open_client() as client, client.stream(operation.method, **request) as response:
+            async with AsyncExitStack() as stack:
+                if isinstance(self._place, Path):
+                    address = stack.enter_context(ipc.reachable(self._place))
+                    transport = httpx2.AsyncHTTPTransport(uds=address, verify=context)
+                else:
+                    transport = httpx2.AsyncHTTPTransport(verify=context)
+                client = httpx2.AsyncClient(
+                    transport=transport,
+                    timeout=httpx2.Timeout(self._patience_s, connect=CONNECT_S),
+                    base_url="http://belljar" if isinstance(self._place, Path) else self._place,
+                    auth=self._auth,
+                )
+                await stack.enter_async_context(client)
+                asked = client.stream(operation.method, **request, extensions=self._extensions)
+                response = await stack.enter_async_context(asked)
                 if response.status_code >= 400 and response.status_code != _BEYOND:
                     raise _refusal(response.status_code, await response.aread())
                 yield response
@@ -140,10 +160,30 @@ class RemoteEngine(CalledEngine):
             raise ServerGone("a server has hung up, or does not answer") from error
 
 
+class _Signed(httpx2.Auth):
+    """Signs each request as it is sent."""
+
+    def __init__(self, sign: Sign) -> None:
+        self._sign = sign
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """See httpx."""
+        headers = [(name.lower(), value) for name, value in request.headers.raw]
+        for name, value in self._sign(request.method.encode(), request.url.raw_path, headers):
+            request.headers[name.decode()] = value.decode()
+        yield request
+
+
 def _operation(verb: str, arguments: dict[str, Any]) -> Operation:
     """Return the line of the table for a verb: of several, the first whose path takes these arguments."""
     lines, given = [one for one in OPERATIONS if one.verb == verb], {name for name in arguments if arguments[name]}
     return next((one for one in lines if given.issuperset(one.names_in_path)), lines[0])
+
+
+def _speaker(access: Access) -> dict[str, str]:
+    via = "terminal" if access.via == "terminal" else "console"
+    said = (access.principal, "1" if access.is_operator else "0", access.name, via)
+    return {name: quote(value, safe="") for name, value in zip(SPEAKER_HEADERS, said, strict=True)}
 
 
 def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""What a server answers to the other servers of its machine, over a socket that only their user can open.
+"""What a server answers to the others: to those of its machine over a socket that only their user can open, to those of
+other machines at an address where nothing is answered without an assertion.
 
-They have checked the caller, and say in a header who it is, which TCP refuses. What they pass on is answered by the
-same apps that clients reach, behind the router: a request may be passed on again, but not in circles.
+They have checked the caller, and say in a header who it is, which clients' port refuses. What they pass on is answered
+by the same apps that clients reach, behind the router: a request may be passed on again, but not in circles.
 """
 
+import asyncio
+import logging
 import os
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware, get_access_token
@@ -21,20 +25,30 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from belljar.fleet.relay import Headers
+from belljar.fleet.assertions import ASSERTION, PROOF, ClocksApart, FleetKey, UnprovedRequest
+from belljar.fleet.identity import About, about
+from belljar.fleet.peers import Peers
+from belljar.fleet.relay import Headers, target_of
+from belljar.http.app import open_listener
 from belljar.http.auth.principals import WITHHELD, current_principal
 from belljar.http.health import exact
-from belljar.http.server_socket import open_socket
+from belljar.http.server_socket import answering, open_socket, speaker_api
 from belljar.journal.run_records import RunRecords
 from belljar.mcp.execution_wait import passed_on
 from belljar.runtime import Runtime
-from belljar.servers import CALLER_HEADER, HOPS_HEADER, SCHEME_HEADER
+from belljar.servers import CALLER_HEADER, HOPS_HEADER, PRINCIPAL_HEADER, SCHEME_HEADER
 from belljar.sessions.identified import IdentifierRecords
 
 CALLER: Final = CALLER_HEADER.lower().encode()
 SCHEME: Final = SCHEME_HEADER.lower().encode()
 HOPS: Final = HOPS_HEADER.lower().encode()
+_SPEAKER: Final = PRINCIPAL_HEADER.lower().encode()
 _ID_CHARS: Final = 200
+
+if TYPE_CHECKING:
+    from belljar.http.attachment_api import AttachmentApi
+
+log = logging.getLogger(__name__)
 
 
 class _Caller(BaseModel, extra="forbid"):
@@ -62,13 +76,17 @@ def hops_of(scope: Scope) -> int:
 
 
 class InnerApp:
-    """The app on the socket: `apps` by their paths, for callers that another server names."""
+    """What answers other servers: `apps` by their paths, for callers that another server names."""
 
-    def __init__(self, runtime: Runtime, tag: str, apps: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, runtime: Runtime, peers: Peers, apps: Mapping[str, ASGIApp], ports: list[int]) -> None:
         self._runtime = runtime
-        self._tag = tag
+        self._peers = peers
+        self._ports = ports
         own = [Route("/fleet/about", self._about), Route("/fleet/has", self._has), Route("/fleet/sessions", self._list)]
         own.append(Route("/fleet/cancel/{name}", self._cancel))
+        own.append(Route("/fleet/settings", self._settings))
+        own.append(Route("/fleet/status", self._status))
+        own.append(Route("/fleet/drain", self._drain, methods=["POST"]))
         self._app = AuthContextMiddleware(
             Starlette(routes=[*own, *(exact(Route(path, app)) for path, app in apps.items())])
         )
@@ -81,8 +99,8 @@ class InnerApp:
             await Response(status_code=403)(scope, receive, send)
             return
         said = [value for name, value in scope["headers"] if name == CALLER]
-        if (SCHEME, b"https") in scope["headers"]:
-            scope["scheme"] = "https"
+        # As the caller came, and not as the servers speak with each other.
+        scope["scheme"] = "https" if (SCHEME, b"https") in scope["headers"] else "http"
         try:
             caller = _Caller.model_validate_json(unquote(said[0].decode())) if said and said[0] else None
         except (ValidationError, ValueError):
@@ -100,7 +118,36 @@ class InnerApp:
         await self._app(scope, receive, send)
 
     async def _about(self, _: Request) -> Response:
-        return JSONResponse({"tag": self._tag, "state": "ready", **room_of(self._runtime)})
+        return Response(self.told(), media_type="application/json")
+
+    def told(self) -> bytes:
+        """Return what this server says of itself."""
+        return self._own().model_dump_json().encode()
+
+    def _own(self) -> About:
+        own = self._peers.own
+        state = "draining" if self._peers.is_draining else "ready"
+        return about(self._runtime, own.id, state, own.digest, self._ports)
+
+    async def _settings(self, _: Request) -> Response:
+        return JSONResponse(self._peers.own.digests)
+
+    async def _status(self, _: Request) -> Response:
+        """Answer the command `belljar fleet status`."""
+        return JSONResponse(self._peers.status(self._own()))
+
+    async def _drain(self, request: Request) -> Response:
+        """Take no new sessions from now on, or pass that on to the server that is meant."""
+        tag = request.query_params.get("tag", self._peers.own.tag)
+        if tag == self._peers.own.tag:
+            log.warning("this server drains: it takes no new sessions, and those that it has stay until they end")
+            self._peers.is_draining = True
+            return JSONResponse({"state": "draining"})
+        peer = self._peers.ready.get(self._peers.id_of_tag(tag))
+        answer = await peer.ask("/fleet/drain", method="POST") if peer is not None else None
+        if answer is None:
+            return JSONResponse({"state": "unknown" if peer is None else "silent"}, status_code=404)
+        return Response(answer, media_type="application/json")
 
     async def _has(self, request: Request) -> Response:
         return JSONResponse(has(self._runtime, current_principal(), **request.query_params))
@@ -114,12 +161,6 @@ class InnerApp:
         sessions, principal = self._runtime.sessions, current_principal()
         infos = [session.info() for session in sessions.of(principal)] + sessions.asleep(principal)
         return JSONResponse([info.model_dump(mode="json") for info in infos])
-
-
-def room_of(runtime: Runtime) -> dict[str, int]:
-    """Return how many sessions this server has, and how many more it may have."""
-    count = len(runtime.sessions.all())
-    return {"sessions": count, "room": max(0, runtime.settings.max_sessions - count)}
 
 
 def has(runtime: Runtime, principal: str, **named: str) -> bool:
@@ -142,8 +183,76 @@ def _is_running(runtime: Runtime, execution_id: str) -> bool:
 
 
 @asynccontextmanager
-async def open_inner_app(runtime: Runtime, path: Path, tag: str, apps: Mapping[str, ASGIApp]) -> AsyncGenerator[None]:
-    """Answer the other servers on the socket at this path, until the block ends."""
-    app = InnerApp(runtime, tag, apps)
+async def open_inner_app(runtime: Runtime, path: Path, app: InnerApp) -> AsyncGenerator[None]:
+    """Answer the other servers of this machine on the socket at this path, until the block ends."""
     async with open_socket(path, lambda: app, most=runtime.settings.max_connections):
         yield
+
+
+# Other machines
+
+
+class AssertedApp:
+    """The app at the internal address: what an assertion says passes through, and nothing else."""
+
+    def __init__(self, app: InnerApp, api: ASGIApp, key: FleetKey, tag: str) -> None:
+        self._app = app
+        self._api = api
+        self._key = key
+        self._tag = tag
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of another machine's server, or refuse it without a word."""
+        if scope["type"] != "http":
+            return
+        method, target, is_about = scope["method"].encode(), target_of(scope), scope["path"] == "/fleet/about"
+        try:
+            # Who asks for the first time does not know the tag yet.
+            assertion = self._key.check("" if is_about else self._tag, method, target, scope["headers"])
+        except ClocksApart as error:
+            await self._tell_apart(error, scope, receive, send)
+            return
+        except UnprovedRequest:
+            await Response(status_code=403)(scope, receive, send)
+            return
+        if is_about:
+            await self._prove(assertion, scope, receive, send)
+        elif any(name == _SPEAKER for name, _ in scope["headers"]):
+            await self._api(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _prove(self, assertion: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        content = self._app.told()
+        headers = {PROOF.decode(): self._key.proof(assertion, content).decode()}
+        await Response(content, headers=headers, media_type="application/json")(scope, receive, send)
+
+    async def _tell_apart(self, error: ClocksApart, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell a server that has the key, but another time, why it is refused."""
+        assertion, content = next(value for name, value in scope["headers"] if name == ASSERTION), str(error).encode()
+        headers = {PROOF.decode(): self._key.proof(assertion, content).decode()}
+        await Response(content, status_code=403, headers=headers)(scope, receive, send)
+
+
+@asynccontextmanager
+async def open_asserted_app(
+    runtime: Runtime, host: str, port: int, app: InnerApp, key: FleetKey, tls: ssl.SSLContext | None
+) -> AsyncGenerator[None]:
+    """Answer the servers of other machines at this address, until the block ends."""
+    opened: list[AttachmentApi] = []
+
+    def make() -> ASGIApp:
+        return AssertedApp(app, speaker_api(runtime, opened), key, runtime.sessions.journal.tag)
+
+    loop = asyncio.get_running_loop()
+    with await open_listener(host, port) as listener:
+        try:
+            async with answering(make, most=runtime.settings.max_connections) as protocol:
+                server = await loop.create_server(protocol, sock=listener, ssl=tls)
+                try:
+                    yield
+                finally:
+                    server.close()
+        finally:
+            for attachments in opened:
+                await attachments.aclose()

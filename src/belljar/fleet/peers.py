@@ -1,62 +1,110 @@
-"""The other servers of this machine: where they are, which of them answer, what they have, how much room they have.
+"""The other servers: where they are, which of them answer, what they have, how much room they have.
 
-A machine is a data directory, whose server is the first one, and the data directories in its folder `workers`. A server
-that takes requests of the others has a socket for them in its folder below `runs`. They are asked once a second, and at
-once by whoever waits for one. A server is known by its number, which it keeps when it starts again.
+Those of the same machine, a data directory and those in its folder `workers`, are reached by a socket in the folder of
+each below `runs`; those of other machines by the addresses of `fleet_peers`. Apart from that they are the same. All are
+asked once a second how they are, and at once by whoever waits for one. A server is known by the id of its data
+directory, which it keeps when it starts again.
 """
 
 import asyncio
-import json
+import logging
+import random
+import ssl
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlencode
+from typing import Final, Literal, TypeVar
+from urllib.parse import urlencode, urlsplit
 
+from belljar import metrics
 from belljar.engine.contract import Engine
-from belljar.errors import BelljarError
-from belljar.fleet.relay import Connections, Headers
+from belljar.errors import BelljarError, Busy
+from belljar.fleet.addresses import Addresses, Listed
+from belljar.fleet.assertions import ASSERTION, PROOF, FleetKey
+from belljar.fleet.identity import About, difference
+from belljar.fleet.relay import Connections, Headers, Sign
 from belljar.servers import FLEET_SOCKET, HTTP_SOCKET, WORKERS
 
 LOOK_S: Final = 1.0
 WAIT_S: Final = 10.0
 """How long a request waits for a server that is away: one that was killed starts again within two seconds."""
 SILENT_S: Final = 30.0
-"""After how long without a word the calls that were passed on to a server end."""
+"""After how long without a word the calls that were passed on to a server end, and one of another machine is lost."""
+GONE_PROBES: Final = 3
+"""How often a machine that is listed as gone must have been silent before it is lost."""
 _WAIT_LOOK_S: Final = 0.2
 _ASK_S: Final = 2.0
+_LOOK_WAIT_S: Final = 0.5
+"""How long a look waits for those that are slow to answer; their answers count when they come."""
 _PATIENCE_S: Final = 30.0
 _START_S: Final = 30.0
 """How long after our own start a server that has a folder, and was not seen yet, may still be starting."""
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
+_ABOUT_BYTES: Final = 64 * 1024
 _MOST_FOUND: Final = 10_000
+_UNKNOWN_S: Final = 5.0
+"""How long it is remembered that no server has an id."""
+_WANTED_S: Final = 60.0
 _FEWER: Final = 2
 """By how many sessions another server has to have fewer before a new one is made there and not here."""
+_STRANGER: Final = "another service answers there, or a server with another fleet_key"
+_SELF: Final = "this server"
+_DIFFERS: Final = "it differs in "
+_T = TypeVar("_T")
+State = Literal["starting", "ready", "draining", "away", "lost", "left", "refused"]
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Peer:
-    """Another server that answers."""
+    """Another server: one of this machine at a path, or one of another machine at a URL."""
 
-    number: str
-    name: str
-    """Of its folder below `runs`, which is another one after each start."""
-    path: Path
-    tag: str = ""
-    """The letters with which its ids begin."""
-    state: str = ""
+    place: Path | str
+    connections: Connections
+    key: FleetKey | None = None
+    """By which a server of another machine is known; None for one of this machine."""
+    sign: Sign | None = None
+    """Signs what it is asked, likewise."""
+    tls_name: str = ""
+    """That its certificate has to be for, if not its address."""
+    about: About | None = None
+    """What it said last."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When it answered last; at first, when it was first looked for."""
+    misses: int = 0
+    """How often it did not answer since then."""
+    is_gone: bool = False
+    """Whether the list of machines says that it is dead."""
+    is_listed: bool = True
+    refusal: str = ""
+    """Why nothing is passed on to it; empty where it may be."""
     sessions: int = 0
     room: int = 0
-    heard_at: float = field(default_factory=time.monotonic)
-    """When it answered last."""
-    connections: Connections = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.connections = Connections(self.path)
+    @property
+    def is_host(self) -> bool:
+        """Whether it is on another machine."""
+        return isinstance(self.place, str)
+
+    @property
+    def id(self) -> str:
+        """The id of its data directory; empty until it has answered."""
+        return self.about.id if self.about else ""
+
+    @property
+    def tag(self) -> str:
+        """The letters with which its ids begin."""
+        return self.about.tag if self.about else ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder below `runs`, which is another one after each start."""
+        return self.place.parent.name if isinstance(self.place, Path) else self.about.name if self.about else ""
 
     @property
     def mark(self) -> str:
@@ -64,30 +112,70 @@ class Peer:
         return mark_of(self.name)
 
     @property
-    def is_frozen(self) -> bool:
+    def is_silent(self) -> bool:
         """Whether it has been silent for so long that nobody should wait for it."""
         return time.monotonic() - self.heard_at > SILENT_S
 
-    async def ask(self, path: str, headers: Headers | None = None) -> bytes | None:
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is a machine that nobody expects back soon."""
+        return self.is_host and self.misses > 0 and (self.is_silent or (self.is_gone and self.misses >= GONE_PROBES))
+
+    @property
+    def state(self) -> State:
+        """How it is."""
+        if self.refusal:
+            return "refused"
+        if self.about is None:
+            return "lost" if self.is_lost else "starting"
+        if self.about.state == "left":
+            return "left"
+        if self.is_lost:
+            return "lost"
+        if self.misses:
+            return "away"
+        return "draining" if self.about.state == "draining" else "ready"
+
+    async def ask(self, path: str, headers: Headers | None = None, method: str = "GET") -> bytes | None:
         """Return its answer to a question of ours; None where it has none, or does not answer."""
-        asked = [(b"host", b"belljar"), *(headers or [])]
         try:
-            async with asyncio.timeout(_ASK_S), self.connections.ask("GET", path.encode(), asked) as answer:
+            asked = [(b"host", b"belljar"), *(headers or [])]
+            async with asyncio.timeout(_ASK_S), self.connections.ask(method, path.encode(), asked) as answer:
                 content = await answer.read(_ANSWER_BYTES)
                 return content if answer.status == 200 else None
         except (BelljarError, TimeoutError):
             return None
 
-    async def look(self) -> bool:
-        """Ask how it is; return False if it does not answer, or not as a server of ours."""
-        try:
-            about = json.loads(await self.ask("/fleet/about") or b"null")
-            self.tag, self.state = str(about["tag"]), str(about["state"])
-            self.sessions, self.room = int(about["sessions"]), int(about["room"])
-            self.heard_at = time.monotonic()
-        except (ValueError, TypeError, KeyError):
-            return False
-        return True
+    async def look(self) -> None:
+        """Ask how it is, and note what it says."""
+        refusal, about = "", None
+        with suppress(BelljarError, TimeoutError):
+            async with asyncio.timeout(_ASK_S):
+                refusal, about = await self._ask_about()
+        if about is None:
+            self.misses += 1
+            # Where a server of ours was before, it is away, whoever has its address meanwhile.
+            self.refusal = self.refusal if self.about else refusal
+            return
+        self.about, self.sessions, self.room = about, about.sessions, about.room
+        self.heard_at, self.misses = time.monotonic(), 0
+
+    async def _ask_about(self) -> tuple[str, About | None]:
+        """Return why a server is none of ours, or what it says of itself."""
+        target, headers = b"/fleet/about", [(b"host", b"belljar")]
+        if self.key is None:
+            async with self.connections.ask("GET", target, headers) as answer:
+                return "", About.read(await answer.read(_ABOUT_BYTES))
+        # Signed here, because what it answers has to be a proof for this very request.
+        assertion = self.key.assertion("", b"GET", target, headers)
+        async with self.connections.ask("GET", target, [*headers, (ASSERTION, assertion)]) as answer:
+            content = await answer.read(_ABOUT_BYTES)
+        if not self.key.is_proved(answer.header(PROOF), assertion, content):
+            return _STRANGER, None
+        if answer.status != 200:
+            return content.decode(errors="replace")[:200], None
+        about = About.read(content)
+        return ("" if about else "it says of itself what this version does not understand"), about
 
 
 def mark_of(name: str) -> str:
@@ -95,53 +183,197 @@ def mark_of(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-class Peers:
-    """The other servers of one machine, as of the last look."""
+@dataclass(frozen=True, slots=True)
+class Own:
+    """This server, as it tells the others apart from itself."""
 
-    def __init__(self, machine: Path, own: Path, name: str, tag: str = "") -> None:
-        self._machine = machine
-        self.number = _number(machine, own)
-        self.name = name
-        self.tag = tag
+    machine: Path
+    """The data directory of the first server of its machine."""
+    data_directory: Path
+    name: str
+    id: str
+    tag: str
+    version: str = ""
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    """Of its settings, by their names."""
+    digest: str = ""
+
+
+class Peers:
+    """The other servers, as of the last look."""
+
+    def __init__(
+        self,
+        own: Own,
+        addresses: Addresses | None = None,
+        key: FleetKey | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.own = own
         self.ready: dict[str, Peer] = {}
-        """Those that answer, by their numbers."""
-        self._known: dict[Path, Peer] = {}
-        """All that have a socket, by its path."""
-        self._folders: set[str] = set()
-        self._seen: set[str] = {self.number}
-        """The numbers of the servers that have answered since this one started."""
+        """Those that answer and may be asked, by their ids."""
+        self.hosts: dict[str, Peer] = {}
+        """Those of other machines, by their URLs, whatever their state."""
+        self.is_draining = False
+        self._addresses = addresses
+        self._key = key
+        self._tls = tls
+        self._workers: dict[Path, Peer] = {}
+        """Those of this machine that have a socket, by its path."""
+        self._folders: set[Path] = set()
+        """Of the data directories of all servers of this machine that are not this one."""
+        self._seen: dict[Path, str] = {}
+        """The ids of those that have answered since this one started."""
+        self._known: dict[str, Peer] = {}
+        """All that could have sessions, by their ids: those that answer, and those that are away, lost or have left."""
+        self._tags: dict[str, set[str]] = {}
         self._started_at = time.monotonic()
-        self._tags: dict[str, str] = {}
-        """The number of the server with each tag, whether it answers or not."""
         self._found: OrderedDict[tuple[str, ...], str] = OrderedDict()
-        """The number of the server that has what was asked for before."""
+        """The id of the server that has what was asked for before."""
+        self._unknown: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._asking: dict[Peer, asyncio.Task[None]] = {}
+        """The questions to servers that are under way."""
         self._looking = asyncio.Lock()
+        self._wanted: deque[float] = deque(maxlen=_MOST_FOUND)
+        self._told: dict[str, tuple[State, str]] = {}
+        """What the log has said of each address."""
+        self.lost_since: dict[str, float] = {}
+        """When machines that are lost were heard last, by their ids, in seconds since the epoch."""
+
+    # Looking
 
     async def look(self) -> None:
         """Find out which servers there are, and how they are."""
         async with self._looking:
-            self._folders, sockets = await asyncio.to_thread(self._sockets)
-            before = self._known
-            self._known = {
-                path: before.pop(path, None) or Peer(_number(self._machine, path.parents[2]), path.parent.name, path)
-                for path in sockets
-            }
-            answers = await asyncio.gather(*(peer.look() for peer in self._known.values()))
-            for peer in (*before.values(), *(peer for peer in self._known.values() if peer.is_frozen)):
+            sockets = await asyncio.to_thread(self._sockets)
+            before = self._workers
+            self._workers = {path: before.pop(path, None) or Peer(path, Connections(path)) for path in sockets}
+            for peer in before.values():
                 peer.connections.close()
-            found = zip(self._known.values(), answers, strict=True)
-            self.ready = {peer.number: peer for peer, is_good in found if is_good}
-            self._seen |= {*self.ready}
-            for peer in self.ready.values():
-                # Of two that have drawn the same letters, one has to be asked.
-                is_shared = peer.tag == self.tag or self._tags.get(peer.tag, peer.number) != peer.number
-                self._tags[peer.tag] = "" if is_shared else peer.number
+            if self._addresses is not None:
+                self._list(await self._addresses.read())
+            for peer in (*self._workers.values(), *self.hosts.values()):
+                # Nobody waits for one that has left, or is lost and is in no list any more.
+                if peer not in self._asking and (peer.is_listed or peer.state not in ("lost", "left")):
+                    self._asking[peer] = task = asyncio.create_task(self._look_at(peer))
+                    task.add_done_callback(lambda _, peer=peer: self._asking.pop(peer, None))
+            if self._asking:
+                await asyncio.wait([*self._asking.values()], timeout=_LOOK_WAIT_S)
+            self._sort()
 
-    def _sockets(self) -> tuple[set[str], list[Path]]:
-        folders = [self._machine, *self._machine.glob(f"{WORKERS}/*")]
+    async def _look_at(self, peer: Peer) -> None:
+        await peer.look()
+        if peer.is_host and peer.about is not None and not peer.misses:
+            await self._judge(peer, peer.about)
+        self._sort()
+
+    def _sockets(self) -> list[Path]:
+        folders = [self.own.machine, *self.own.machine.glob(f"{WORKERS}/*")]
+        self._folders = {folder for folder in folders if folder.is_dir()} - {self.own.data_directory}
         paths = [path for folder in folders for path in sorted(folder.glob(f"runs/*/{FLEET_SOCKET}"))]
-        numbers = {_number(self._machine, folder) for folder in folders if folder.is_dir()}
-        return numbers, [path for path in paths if path.parent.name != self.name]
+        return [path for path in paths if path.parent.name != self.own.name]
+
+    def _list(self, listed: Iterable[Listed]) -> None:
+        """Note which machines are listed now, and the further servers that each of them has told of."""
+        wanted = {one.url: one for one in listed}
+        for peer in [*self.hosts.values()]:
+            # What this server is itself, and its own machine's others, are reached by sockets.
+            is_other = peer.refusal != _SELF and peer.id not in self._seen.values()
+            if is_other and peer.about is not None and isinstance(peer.place, str) and peer.place in wanted:
+                for port in peer.about.ports:
+                    url = f"{peer.place.rpartition(':')[0]}:{port}"
+                    wanted.setdefault(url, Listed(url, name=wanted[peer.place].name))
+        for peer in self.hosts.values():
+            peer.is_listed = False
+        for url, one in wanted.items():
+            peer = self.hosts.get(url) or self._host(one)
+            peer.is_listed, peer.is_gone = True, one.is_gone
+            self.hosts[url] = peer
+
+    def _host(self, one: Listed) -> Peer:
+        key = self._key
+        if key is None:
+            raise AssertionError("machines are listed, and there is no key")
+
+        def sign(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+            if any(name == ASSERTION for name, _ in headers):
+                return []
+            return [(ASSERTION, key.assertion(peer.tag, method, target, headers))]
+
+        connections = Connections(one.url, sign, self._tls, one.name)
+        peer = Peer(one.url, connections, key, sign, one.name)
+        return peer
+
+    async def _judge(self, peer: Peer, about: About) -> None:
+        """Decide whether a server of another machine may be trusted with requests."""
+        own = self.own
+        if about.id == own.id:
+            is_self = about.name == own.name
+            peer.refusal = _SELF if is_self else "it has a copy of this server's data directory"
+        elif about.version != own.version:
+            peer.refusal = f"it runs version {about.version}, and this server {own.version}"
+        elif about.digest != own.digest:
+            if not peer.refusal.startswith(_DIFFERS):  # asked once
+                peer.refusal = _DIFFERS + difference(own.digests, await peer.ask("/fleet/settings") or b"")
+        elif about.tag == own.tag:
+            peer.refusal = f"its ids begin with {about.tag} as this server's do: one of both needs a new data_directory"
+        else:
+            peer.refusal = ""
+
+    def _sort(self) -> None:
+        """Bring the servers in order, by what each has said last."""
+        known: dict[str, Peer] = {}
+        for path, worker in self._workers.items():
+            if worker.about is not None and not worker.misses:
+                self._seen[path.parents[2]] = worker.id
+            if worker.is_silent:
+                worker.connections.close()
+            if worker.id:
+                known[worker.id] = worker if not worker.misses or worker.id not in known else known[worker.id]
+        of_machine = {*known, *self._seen.values(), self.own.id}
+        # Of two addresses of one server, the one counts at which it was heard last.
+        for host in sorted(self.hosts.values(), key=lambda one: one.heard_at):
+            if host.about is None or host.id in of_machine or host.tag == self.own.tag:
+                continue
+            before = known.get(host.id)
+            if before is not None and not host.misses and not before.misses and before.name == host.name:
+                continue
+            known[host.id] = host
+        for host in [*self.hosts.values()]:
+            if host.is_lost or (host.misses and host.is_silent):
+                host.connections.close()
+            elif host.id in known and known[host.id] is not host and host.misses and not host.is_listed:
+                del self.hosts[str(host.place)]  # it has another address now
+        self._known = known
+        self.ready = {id_: peer for id_, peer in known.items() if peer.state in ("ready", "draining")}
+        self._tags = {}
+        for id_, peer in known.items():
+            self._tags.setdefault(peer.tag, set()).add(id_)
+        self._note_states()
+
+    def _note_states(self) -> None:
+        """Say in the log what has become of machines, once each."""
+        for url, host in self.hosts.items():
+            state, why = host.state, host.refusal
+            before, _ = self._told.get(url, ("starting", ""))
+            if self._told.get(url) == (state, why) or why == _SELF or host.id in self._seen.values():
+                continue
+            self._told[url] = state, why
+            known_as = f"{url} ({host.tag})" if host.tag else url
+            match state:
+                case "refused":
+                    log.error("nothing is passed on to %s: %s", known_as, why)
+                case "lost" | "away":
+                    if state == "lost" and host.id:
+                        self.lost_since[host.id] = time.time() - (time.monotonic() - host.heard_at)
+                        metrics.fleet_losses.add()
+                    log.warning("the server at %s is %s", known_as, state)
+                case "ready":
+                    self.lost_since.pop(host.id, None)
+                    log.info("the server at %s is ready", known_as)
+                case _:
+                    if before != "starting" or state != "starting":
+                        log.info("the server at %s is %s", known_as, state)
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
@@ -150,9 +382,11 @@ class Peers:
         try:
             yield
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            for peer in self._known.values():
+            tasks = [work, *self._asking.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for peer in (*self._workers.values(), *self.hosts.values()):
                 peer.connections.close()
 
     async def _watch(self) -> None:
@@ -160,85 +394,188 @@ class Peers:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
+    # Which
+
     @property
-    def numbers(self) -> set[str]:
-        """The numbers of all servers that belong to the machine now, whether they answer at this moment or not."""
-        may_start = time.monotonic() - self._started_at < _START_S
-        return self._folders | self._seen if may_start else self._folders & self._seen | {self.number}
+    def has_hosts(self) -> bool:
+        """Whether there may be servers of other machines."""
+        return self._addresses is not None
+
+    def _absent(self) -> bool:
+        """Return whether a server that may have something does not answer at the moment."""
+        is_starting = time.monotonic() - self._started_at < _START_S
+        workers = self._folders if is_starting else self._folders & {*self._seen}
+        if any(self._seen.get(folder) not in self.ready for folder in workers):
+            return True
+        hosts = self.hosts.values()
+        return any(host.state == "away" or (host.state == "starting" and not host.is_gone) for host in hosts)
 
     def by_mark(self, text: str) -> Peer | None:
         """Return the server that keeps what has this id in its memory."""
         return next((peer for peer in self.ready.values() if text.startswith(peer.mark)), None)
 
-    def number_of_tag(self, tag: str) -> str:
-        """Return the number of the server whose ids begin so; empty for nobody's."""
-        return self._tags.get(tag, self.number if tag == self.tag else "")
+    def id_of_tag(self, tag: str) -> str:
+        """Return the id of the server whose ids begin so; empty for nobody's, and where two have drawn the same."""
+        ids = {*self._tags.get(tag, ()), *([self.own.id] if tag == self.own.tag else [])}
+        return next(iter(ids)) if len(ids) == 1 else ""
 
-    async def awaited(self, number: str) -> Peer | None:
-        """Return a server that may be away for a moment; None if it does not come back in time."""
+    def state_of(self, id_: str) -> State:
+        """Return how a server is; `starting` for one that is not known."""
+        peer = self._known.get(id_)
+        return peer.state if peer is not None else "starting"
+
+    def is_over(self, id_: str) -> bool:
+        """Return whether a server is not waited for any more."""
+        return self.state_of(id_) in ("lost", "left")
+
+    async def awaited(self, id_: str) -> Peer:
+        """Return a server that may be away for a moment; raise `Busy` if it does not come back in time."""
+        if (peer := self.ready.get(id_)) is not None:
+            return peer
+        if (known := self._known.get(id_)) is not None and known.refusal:
+            raise Busy(
+                f"nothing is passed on to the server of this session: {known.refusal}",
+                hint="Its operator has to give both servers the same version, settings and policy",
+            )
+        metrics.fleet_held.add()
         try:
             async with asyncio.timeout(WAIT_S):
-                while (peer := self.ready.get(number)) is None:
+                while (peer := self.ready.get(id_)) is None:
                     await asyncio.sleep(_WAIT_LOOK_S)
                     await self.look()
                 return peer
         except TimeoutError:
-            return None
+            raise away() from None
 
     async def finder(self, caller: Headers, **named: str) -> str:
-        """Return the number of the server that has what is named; empty where none has it.
+        """Return the id of the server that has what is named; empty where none has it.
 
-        While a server of the machine is away, it may be the one: then this waits for it.
+        While a server is away, it may be the one: then this waits for it, and raises `Busy` if it stays away.
         """
         key = (*(value.decode() for _, value in caller), *named, *named.values())
-        if (number := self._found.get(key)) is not None:
-            return number
+        if (found := self._found.get(key)) is not None and not self.is_over(found):
+            return found
+        if self._unknown.get(key, 0) > time.monotonic():
+            return ""
         question = f"/fleet/has?{urlencode(named)}"
         asked: set[str] = set()
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
-                    peers = [peer for number, peer in self.ready.items() if number not in asked]
+                    peers = [peer for id_, peer in self.ready.items() if id_ not in asked]
                     answers = await asyncio.gather(*(peer.ask(question, caller) for peer in peers))
                     for peer, answer in zip(peers, answers, strict=True):
                         if answer == b"true":
-                            self._found[key] = peer.number
-                            if len(self._found) > _MOST_FOUND:
-                                self._found.popitem(last=False)
-                            return peer.number
+                            _remember(self._found, key, peer.id)
+                            return peer.id
                         if answer is not None:
-                            asked.add(peer.number)
-                    if not self.numbers - asked - {self.number}:
-                        return ""
+                            asked.add(peer.id)
+                    if not self._absent() and not self.ready.keys() - asked:
+                        break
                     await asyncio.sleep(_WAIT_LOOK_S)
                     await self.look()
         except TimeoutError:
-            return ""
+            raise away() from None
+        if "id" in named:  # a name or a key may be taken in a moment, at another server
+            _remember(self._unknown, key, time.monotonic() + _UNKNOWN_S)
+        return ""
 
     def freest(self, sessions: int, room: int) -> Peer | None:
-        """Return the server that a new session is made at; None for this one, which has so many and room for more."""
+        """Return the server that a new session is made at; None for this one, which has so many and room for more.
+
+        One of this machine is preferred if it has fewer; one of another machine has it only where this one is full.
+        """
         others = [peer for peer in self.ready.values() if peer.state == "ready" and peer.room > 0]
-        best = min(others, key=lambda peer: peer.sessions, default=None)
-        if best is None or (room > 0 and best.sessions + _FEWER > sessions):
-            return None
-        # It is counted before it is told, or all callers of a second would go there.
-        best.sessions, best.room = best.sessions + 1, best.room - 1
+        if self.is_draining:
+            room = 0
+        best = min((peer for peer in others if not peer.is_host), key=lambda peer: peer.sessions, default=None)
+        if best is not None and room > 0 and best.sessions + _FEWER > sessions:
+            best = None
+        if best is None and room <= 0:
+            hosts = [peer for peer in others if peer.is_host]
+            best = max(random.sample(hosts, min(2, len(hosts))), key=_freedom, default=None)
+            if best is None:
+                self._wanted.append(time.monotonic())
+        if best is not None:
+            # It is counted before it is told, or all callers of a second would go there.
+            best.sessions, best.room = best.sessions + 1, best.room - 1
+        metrics.fleet_placements.add("here" if best is None else "host" if best.is_host else "worker")
         return best
 
     def elected(self, *name: str) -> str:
-        """Return the number of the server that a name without a session belongs to, the same at every server."""
+        """Return the id of the server that a name without a session belongs to, the same at every server."""
+        ids = {id_ for id_, peer in self._known.items() if peer.state in ("ready", "away")}
+        ids |= {self._seen[folder] for folder in self._folders & {*self._seen}}
+        if not (self.is_draining and ids):
+            ids.add(self.own.id)
 
-        def weight(number: str) -> bytes:
-            return blake2b("\0".join((number, *name)).encode(errors="replace")).digest()
+        def weight(id_: str) -> bytes:
+            return blake2b("\0".join((id_, *name)).encode(errors="replace")).digest()
 
-        return max(self.numbers, key=weight)
+        return max(ids, key=weight)
 
     async def engines(self) -> dict[str, Engine]:
         """Return the engines of the others, by the names of their folders."""
         from belljar.engine.remote import RemoteEngine
 
-        return {peer.name: RemoteEngine(peer.path.with_name(HTTP_SOCKET), _PATIENCE_S) for peer in self.ready.values()}
+        found: dict[str, Engine] = {}
+        for peer in self.ready.values():
+            if isinstance(peer.place, Path):
+                found[peer.name] = RemoteEngine(peer.place.with_name(HTTP_SOCKET), _PATIENCE_S)
+            elif peer.sign is not None:
+                found[peer.name] = RemoteEngine(
+                    peer.place, _PATIENCE_S, sign=peer.sign, tls=self._tls, tls_name=peer.tls_name
+                )
+        return found
+
+    # What operators see
+
+    def status(self, own: About) -> list[dict[str, object]]:
+        """Return how all servers of the fleet are, this one first."""
+        rows: list[dict[str, object]] = [_row(own, "this server", own.state)]
+        known_here = {own.id}
+        for peer in self._workers.values():
+            rows.append(_row(peer.about, "a worker beside it", peer.state))
+            known_here.add(peer.id)
+        for url, host in sorted(self.hosts.items()):
+            if host.refusal == _SELF or (host.id in known_here and not host.refusal):
+                continue
+            since = round(time.monotonic() - host.heard_at, 1)
+            rows.append(_row(host.about, url, host.state) | {"why": host.refusal, "silent_s": since})
+        if self._addresses is not None and self._addresses.problem:
+            rows.append(_row(None, self._addresses.where, "unreadable") | {"why": self._addresses.problem})
+        return rows
+
+    def wanted(self) -> int:
+        """Return for how many new sessions of the last minute no server had room."""
+        since = time.monotonic() - _WANTED_S
+        return sum(at > since for at in self._wanted)
+
+    def states(self) -> Counter[str]:
+        """Return how many servers of other machines are in each state."""
+        return Counter(host.state for host in self.hosts.values() if host.refusal != _SELF)
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each address that belongs to the fleet."""
+        parts = [urlsplit(url) for url in self.hosts]
+        return [(part.hostname or "", part.port or 0) for part in parts]
 
 
-def _number(machine: Path, data_directory: Path) -> str:
-    return "1" if data_directory == machine else data_directory.name
+def away() -> Busy:
+    """Return what callers are told whose server does not answer."""
+    return Busy("the server of this session is away", hint="It starts again by itself: call again in a few seconds")
+
+
+def _row(about: About | None, place: str, state: str) -> dict[str, object]:
+    told = about.model_dump(exclude={"digest", "state", "ports"}) if about is not None else {}
+    return {"at": place, "state": state, "tag": "", "why": "", "silent_s": 0.0, **told}
+
+
+def _freedom(peer: Peer) -> tuple[int, int]:
+    return (peer.about.memory_mb, peer.about.pool) if peer.about else (0, 0)
+
+
+def _remember(table: OrderedDict[tuple[str, ...], _T], key: tuple[str, ...], value: _T) -> None:
+    table[key] = value
+    if len(table) > _MOST_FOUND:
+        table.popitem(last=False)

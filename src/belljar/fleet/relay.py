@@ -1,4 +1,4 @@
-"""Passes a request on to another server over its socket, and the answer back, byte by byte as they come.
+"""Passes a request on to another server, by its socket or its address, and the answer back, byte by byte as they come.
 
 Nothing is buffered beyond what one read gives, whoever reads slowly slows the other end, and a caller who leaves closes
 the connection to the other server, which cancels the call there. A request that may have reached the other server is
@@ -6,11 +6,13 @@ never sent a second time. Knows nothing of what is in it.
 """
 
 import asyncio
+import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import h11
 from starlette.types import Message, Receive, Scope, Send
@@ -19,6 +21,8 @@ from belljar import ipc
 from belljar.errors import EngineError
 
 Headers = list[tuple[bytes, bytes]]
+Sign = Callable[[bytes, bytes, Sequence[tuple[bytes, bytes]]], Headers]
+"""Returns the headers, by method, target and headers, that let another machine believe a request."""
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 60.0
 """How long a connection waits for the next request: less than servers keep one (`http/connections.py`)."""
@@ -133,11 +137,23 @@ class RelayedAnswer:
         return bytes(found)
 
 
-class Connections:
-    """The connections to the socket of one other server."""
+def _unsigned(_method: bytes, _target: bytes, _headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    return []
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class Connections:
+    """The connections to one other server: to its socket, or to the URL of one of another machine.
+
+    A certificate there has to be for `name`, or for the URL's host.
+    """
+
+    def __init__(
+        self, place: Path | str, sign: Sign = _unsigned, tls: ssl.SSLContext | None = None, name: str = ""
+    ) -> None:
+        self._place = place
+        self._sign = sign
+        self._tls = tls
+        self._name = name
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
 
@@ -147,11 +163,21 @@ class Connections:
                 return connection
             connection.close()
         try:
-            with ipc.reachable(self._path) as address:
-                async with asyncio.timeout(CONNECT_S):
-                    return Connection(*await asyncio.open_unix_connection(address, limit=_READ_BYTES))
-        except (OSError, TimeoutError):
-            raise PeerAway("another server of this machine cannot be reached") from None
+            async with asyncio.timeout(CONNECT_S):
+                return Connection(*await self._connect())
+        except (OSError, TimeoutError, ValueError):
+            raise PeerAway("the server of this session cannot be reached") from None
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._place, Path):
+            with ipc.reachable(self._place) as address:
+                return await asyncio.open_unix_connection(address, limit=_READ_BYTES)
+        parts = urlsplit(self._place)
+        tls = self._tls if parts.scheme == "https" else None
+        name = (self._name or parts.hostname) if tls is not None else None
+        return await asyncio.open_connection(
+            parts.hostname, parts.port, limit=_READ_BYTES, ssl=tls, server_hostname=name
+        )
 
     @asynccontextmanager
     async def ask(
@@ -165,7 +191,8 @@ class Connections:
         self._busy.add(connection)
         sending: asyncio.Task[None] | None = None
         try:
-            request = h11.Request(method=method, target=target, headers=_framed(headers, body))
+            signed = [*headers, *self._sign(method.encode(), target, headers)]
+            request = h11.Request(method=method, target=target, headers=_framed(signed, body))
             if isinstance(body, bytes):
                 await connection.send(request, h11.Data(data=body), h11.EndOfMessage())
             else:

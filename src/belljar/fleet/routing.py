@@ -1,4 +1,4 @@
-"""Decides which server of the machine a request is for, by what it names, and passes it on if that is another one.
+"""Decides which server a request is for, by what it names, and passes it on if that is another one.
 
 Ids begin with the letters of the server that made them; whoever has older ones, names that callers chose and keys of
 calls without a session, is asked for. What names nothing is answered here, and so is what nobody knows: the answer to
@@ -8,9 +8,10 @@ another caller's id is that to an unknown one, at whichever server it comes from
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import parse_qs
@@ -21,21 +22,38 @@ from pydantic import TypeAdapter
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from belljar import metrics
+from belljar.distribution import own_version
 from belljar.engine.contract import Engine
 from belljar.errors import BelljarError, Busy
-from belljar.fleet.inner_app import CALLER, HOPS, SCHEME, caller_headers, has, hops_of, open_inner_app, room_of
+from belljar.fleet.addresses import Addresses, check_fleet
+from belljar.fleet.assertions import ASSERTION, FleetKey
+from belljar.fleet.identity import room_of, settings_digests, whole_digest
+from belljar.fleet.inner_app import (
+    CALLER,
+    HOPS,
+    SCHEME,
+    InnerApp,
+    caller_headers,
+    has,
+    hops_of,
+    open_asserted_app,
+    open_inner_app,
+)
 from belljar.fleet.legacy_calls import LegacyCalls
+from belljar.fleet.losses import Losses
 from belljar.fleet.messages import answer_to, data_of, event_of
-from belljar.fleet.peers import Peer, Peers, mark_of
+from belljar.fleet.peers import Own, Peer, Peers, mark_of
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
-from belljar.http.app import most_request_bytes
+from belljar.http.app import most_request_bytes, parse_bind
 from belljar.http.auth import current_principal
 from belljar.http.resumable_streams import LARGE_BYTES, SessionManager
+from belljar.http.tls import tls_context
 from belljar.journal.journal import TAG_LETTERS, has_id_form
 from belljar.json_values import has_too_many_values
 from belljar.models import SessionInfo
 from belljar.runtime import Runtime
-from belljar.servers import FLEET_SOCKET
+from belljar.servers import FLEET_SOCKET, WORKERS, directory_id
 
 _INFOS: Final = TypeAdapter(list[SessionInfo])
 MOST_HOPS: Final = 3
@@ -65,14 +83,24 @@ class Named:
 
 
 class Fleet:
-    """This server as one of its machine's."""
+    """This server as one of several: of its machine's, of a fleet's, or both."""
 
     def __init__(self, runtime: Runtime, machine: Path) -> None:
-        data_directory = runtime.settings.data_directory
+        settings, data_directory = runtime.settings, runtime.settings.data_directory
         self.mark = mark_of(runtime.name)
-        self.tag = runtime.sessions.journal.tag
-        self.peers = Peers(machine, data_directory, runtime.name, self.tag)
         self.runtime = runtime
+        own = Own(machine, data_directory, runtime.name, directory_id(data_directory), runtime.sessions.journal.tag)
+        self._key: FleetKey | None = None
+        self._tls = tls_context(settings)
+        if check_fleet(settings):
+            self._key = FleetKey(settings.fleet_key.get_secret_value())
+            digests = settings_digests(settings, self._key)
+            own = replace(own, version=own_version(), digests=digests, digest=whole_digest(digests, self._key))
+            verifying = ssl.create_default_context()
+            self.peers = Peers(own, Addresses(settings), self._key, verifying)
+        else:
+            self.peers = Peers(own)
+        self.losses = Losses(self.peers)
         self._apps: dict[str, ASGIApp] = {}
         self._socket = data_directory / "runs" / runtime.name / FLEET_SOCKET
 
@@ -85,13 +113,46 @@ class Fleet:
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Answer the other servers, and know how they are, until the block ends."""
-        sessions = self.runtime.sessions
-        async with open_inner_app(self.runtime, self._socket, self.tag, self._apps), self.peers.watching():
+        sessions, settings = self.runtime.sessions, self.runtime.settings
+        async with AsyncExitStack() as stack:
+            numbers, host, first = self._numbers(), "", 0
+            if self._key is not None:
+                host, first = parse_bind(settings.fleet_address)
+            ports = [first + number - 1 for number in numbers if self._key is not None]
+            app = InnerApp(self.runtime, self.peers, self._apps, ports)
+            await stack.enter_async_context(open_inner_app(self.runtime, self._socket, app))
+            if self._key is not None:
+                port = first + self._number() - 1
+                listener = open_asserted_app(self.runtime, host, port, app, self._key, self._tls)
+                await stack.enter_async_context(listener)
+            await stack.enter_async_context(self.peers.watching())
             sessions.list_others = self._list_others
+            self.runtime.parts["fleet"] = self
             try:
                 yield
             finally:
                 sessions.list_others = None
+
+    def _number(self) -> int:
+        """Return the number of this server among those of its machine."""
+        folder = self.runtime.settings.data_directory
+        return 1 if folder == self.peers.own.machine else int(folder.name)
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all servers of this machine."""
+        folders = self.peers.own.machine.glob(f"{WORKERS}/*")
+        return sorted({1, self._number(), *(int(one.name) for one in folders if one.name.isdecimal())})
+
+    def gauges(self) -> list[tuple[str, str, dict[str, float], str]]:
+        """Return what `/metrics` shows of the fleet now: name, meaning, values and the name of their label."""
+        if self._key is None:
+            return []
+        wanted = {"": float(self.peers.wanted())}
+        states = {state: float(count) for state, count in self.peers.states().items()}
+        return [
+            ("belljar_fleet_wanted", "New sessions of the last minute for which no machine had room", wanted, ""),
+            ("belljar_fleet_servers", "Servers of other machines, by how they are", states, "state"),
+        ]
 
     async def _list_others(self) -> list[SessionInfo]:
         """Return the caller's sessions at the other servers."""
@@ -100,7 +161,7 @@ class Fleet:
         return [info for answer in answers for info in _INFOS.validate_json(answer or b"[]")]
 
     async def engines(self) -> dict[str, Engine]:
-        """Return the engines of all servers of the machine, by the names of their folders; this one is the first."""
+        """Return the engines of all servers, by the names of their folders; this one is the first."""
         own: dict[str, Engine] = {self.runtime.name: self.runtime.late_engine.get()}
         return own | await self.peers.engines()
 
@@ -191,25 +252,35 @@ class Router:
         if named.is_new:
             return peers.freest(**room_of(self._fleet.runtime)) if not hops_of(scope) else None
         if named.id:
-            number = peers.number_of_tag(named.id[:TAG_LETTERS]) if has_id_form(named.id) else ""
-            if not number or (number != peers.number and has(self._fleet.runtime, principal, id=named.id)):
-                # Ids of earlier versions begin anyhow.
-                number = await self._holder(principal, id=named.id)
+            server = await self._holder_of_id(principal, named.id)
         elif named.name:
-            number = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
+            server = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
         elif named.key:
-            number = await self._holder(principal, key=named.key) or peers.elected(principal, named.key)
+            server = await self._holder(principal, key=named.key) or peers.elected(principal, named.key)
         else:
             return None
-        if number in ("", peers.number):
-            return None
-        if (peer := peers.ready.get(number) or await peers.awaited(number)) is None:
-            raise _away()
-        return peer
+        return None if server in ("", peers.own.id) else await peers.awaited(server)
+
+    async def _holder_of_id(self, principal: str, id_: str) -> str:
+        """Return the id of the server that has a session, an execution or a run; empty where none has."""
+        peers = self._peers
+        server = peers.id_of_tag(id_[:TAG_LETTERS]) if has_id_form(id_) else ""
+        if server == peers.own.id and not peers.has_hosts:
+            return server
+        if server and not peers.is_over(server) and server != peers.own.id:
+            return peers.own.id if has(self._fleet.runtime, principal, id=id_) else server
+        # Ids of earlier versions begin anyhow, and what a machine had that is gone may go on elsewhere.
+        found = await self._holder(principal, id=id_)
+        if found or not peers.is_over(server):
+            return found
+        # One server remembers who was told, the same at every server.
+        if (heir := peers.elected(id_)) == peers.own.id:
+            self._fleet.losses.tell(principal, id_, server)
+        return heir
 
     async def _holder(self, principal: str, **named: str) -> str:
         if has(self._fleet.runtime, principal, **named):
-            return self._peers.number
+            return self._peers.own.id
         return await self._peers.finder(caller_headers(), **named)
 
     def _named(self, message: Mapping[str, Any], session: str) -> Named:
@@ -258,7 +329,9 @@ class Router:
         receive: Receive,
         send: Send,
     ) -> None:
-        headers = [(name, value) for name, value in passed_on(scope) if name not in (CALLER, HOPS, SCHEME)]
+        metrics.fleet_relays.add("host" if peer.is_host else "worker")
+        said = (CALLER, HOPS, SCHEME, ASSERTION)
+        headers = [(name, value) for name, value in passed_on(scope) if name not in said]
         headers += [*caller_headers(), (HOPS, str(hops_of(scope) + 1).encode())]
         headers.append((SCHEME, scope["scheme"].encode()))
         if message is not None and (client := self._legacy_client(scope)) is not None:
@@ -275,10 +348,6 @@ class Router:
         requestor = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
         transport = self._manager.opened(session, requestor)
         return transport.client if transport is not None else None
-
-
-def _away() -> Busy:
-    return Busy("the server of this session is away", hint="It starts again by itself: call again in a few seconds")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -288,7 +288,7 @@ async def serve_http(
     With `shares_port`, other servers may listen there as well, and Linux spreads connections over all of them.
     Answers under way have a few seconds to end and are then cut off, so that an open stream cannot delay the end.
     """
-    with await _open_listener(host, port, shares_port=shares_port) as listener:
+    with await open_listener(host, port, shares_port=shares_port) as listener:
         url = f"{'https' if tls else 'http'}://{_in_url(host)}:{listener.getsockname()[1]}"
         connections = ConnectionLimiter(connection_limit(max_connections))
         config = uvicorn.Config(
@@ -312,7 +312,8 @@ async def serve_http(
             await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
 
 
-async def _open_listener(host: str, port: int, *, shares_port: bool) -> socket.socket:
+async def open_listener(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """Return a socket that listens there, or raise SettingsError."""
     try:
         addresses = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         # "localhost" may have addresses of both families; more clients try 127.0.0.1 only than ::1 only.

@@ -255,6 +255,7 @@ def gauges(runtime: Runtime) -> list[Gauge]:
         Gauge("belljar_checkpoints", "Earlier states that sessions can be rewound to", {"": kept}),
         Gauge("belljar_environment_ready", "Whether the configured environment is", {"": ready.environment == "ready"}),
         Gauge("belljar_zygote_warm", "Whether sessions were forked from the start on", {"": ready.zygote == "warm"}),
+        *(Gauge(*known) for part in runtime.parts.values() if hasattr(part, "gauges") for known in part.gauges()),
     ]
 
 

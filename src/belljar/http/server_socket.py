@@ -48,7 +48,7 @@ async def serve_socket(runtime: Runtime) -> AsyncGenerator[None]:
     path = runtime.settings.data_directory / "runs" / runtime.name / HTTP_SOCKET
     try:
         # Who is attached may read on after hours, because the user who would wait for the descriptor is the same.
-        async with open_socket(path, lambda: _api(runtime, opened), most=_MOST_CONNECTIONS, unread_s=math.inf):
+        async with open_socket(path, lambda: speaker_api(runtime, opened), most=_MOST_CONNECTIONS, unread_s=math.inf):
             yield
     finally:
         for attachments in opened:
@@ -60,19 +60,27 @@ async def open_socket(
     path: Path, make: Callable[[], "ASGIApp"], *, most: int, unread_s: float | None = None
 ) -> AsyncGenerator[None]:
     """Answer HTTP on a socket until the block ends, with an app that is made at the first connection."""
-    answering: list[_Answering] = []
+    async with answering(make, most=most, unread_s=unread_s) as protocol, ipc.listen(path, protocol):
+        yield
+
+
+@asynccontextmanager
+async def answering(
+    make: Callable[[], "ASGIApp"], *, most: int, unread_s: float | None = None
+) -> AsyncGenerator[Callable[[], asyncio.Protocol]]:
+    """Yield what makes the protocol of each connection; at the end, connections are cut off and waited for."""
+    made: list[_Answering] = []
 
     def protocol() -> asyncio.Protocol:
-        if not answering:
-            answering.append(_Answering(make(), most, unread_s))
-        return answering[0].protocol()
+        if not made:
+            made.append(_Answering(make(), most, unread_s))
+        return made[0].protocol()
 
-    async with ipc.listen(path, protocol):
-        try:
-            yield
-        finally:
-            for each in answering:
-                await each.aclose()
+    try:
+        yield protocol
+    finally:
+        for each in made:
+            await each.aclose()
 
 
 class _Answering:
@@ -114,8 +122,8 @@ class _Answering:
         await asyncio.wait([self._watching, *self._state.tasks], timeout=_END_S)
 
 
-def _api(runtime: Runtime, opened: "list[AttachmentApi]") -> "ASGIApp":
-    """Return the HTTP API, and add its attachments to those that are `opened`."""
+def speaker_api(runtime: Runtime, opened: "list[AttachmentApi]") -> "ASGIApp":
+    """Return the HTTP API for whom a request names itself, and add its attachments to those that are `opened`."""
     from starlette.applications import Starlette
 
     from belljar.http.api import RestApi

@@ -137,7 +137,7 @@ class InterpreterSurface:
         )
         StateTools(self._engine).register(server)
         FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
-        PackageTools(self._runtime.starter, self._sessions, self._settings).register(server)
+        PackageTools(self._engine, self._sessions).register(server)
         InterpreterResources(self._sessions).register(server)
         for product in products():
             product.add_tools(server, self._runtime)
@@ -234,7 +234,7 @@ class InterpreterSurface:
         ctx: Ctx,
         environment: Annotated[
             str,
-            Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
+            Field(description="Other than the usual; or kernel:NAME of Jupyter"),
         ] = "",
         reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, description="Shown in lists")] = "",
     ) -> Answer:
@@ -247,7 +247,7 @@ class InterpreterSurface:
         ctx: Ctx,
         environment: Annotated[
             str,
-            Field(description="Name of another than the usual, or kernel:NAME of Jupyter"),
+            Field(description="Other than the usual; or kernel:NAME of Jupyter"),
         ] = "",
         reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, description="Shown in lists")] = "",
         gpus: Annotated[
@@ -425,10 +425,10 @@ class StateTools:
         self,
         session_id: SessionId,
         at: At = "",
-        reseed: Annotated[bool, Field(description="Other random numbers than the original's")] = False,
+        reseed: Annotated[bool, Field(description="Other random numbers")] = False,
         count: int = 1,
     ) -> Answer:
-        """Copy a session in milliseconds, variables, imports and files, to try two ways from one state.
+        """Copy a session in milliseconds, to try several ways from one state.
 
         Threads, processes and sockets do not come along.
         """

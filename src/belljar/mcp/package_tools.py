@@ -1,11 +1,13 @@
 """Tools that report which packages are installed, and install more."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, JsonValue
 
+from belljar.engine.contract import Engine
+from belljar.engine.models import Installation
 from belljar.environments.installed_check import PackageStatus, check_installed
 from belljar.environments.installs import InstallOutcome, as_fields, check_requirements
 from belljar.errors import BelljarError
@@ -19,15 +21,13 @@ from belljar.mcp.tools import (
     Ctx,
     OptionalSession,
     add_tools,
-    find_or_create_session,
+    current_client,
+    last_step,
     refusals_as_results,
     stage_reporter,
 )
 from belljar.models import Model
-from belljar.provisioning.starter import KernelStarter
-from belljar.sessions.packages import install_packages
 from belljar.sessions.registry import Registry
-from belljar.settings import Settings
 
 RESTART = "`import os; os._exit(0)` restarts the session's Python: files and packages stay, variables are lost."
 """What a model can do about a package that was imported before it changed; there is no kernel that it could restart."""
@@ -45,10 +45,9 @@ class PackageReport(Model):
 class PackageTools:
     """The package tools, over the default environment and the caller's sessions."""
 
-    def __init__(self, starter: KernelStarter, sessions: Registry, settings: Settings) -> None:
-        self._starter = starter
+    def __init__(self, engine: Engine, sessions: Registry) -> None:
+        self._engine = engine
         self._sessions = sessions
-        self._settings = settings
 
     def register(self, server: MCPServer[Any]) -> None:
         """Add the tools to a server."""
@@ -61,32 +60,28 @@ class PackageTools:
         packages: Annotated[list[str], Field(min_length=1, max_length=100, description="Such as pandas>=2")],
         session_id: OptionalSession = "",
     ) -> Answer:
-        """Install packages for a session; tells each one's version, or why not."""
+        """Install packages for a session."""
         check_requirements(packages)  # before a session is made for them
-        session = await find_or_create_session(self._sessions, session_id)
+        client, is_made = current_client(), session_id in NO_SESSION
+        made_in = (await self._engine.create(client)).session_id if is_made else session_id
         try:
-            with session.in_use():
-                installation = await install_packages(self._starter, session, packages, on_stage=stage_reporter(ctx))
+            done = await last_step(self._engine.install(client, made_in, packages), stage_reporter(ctx))
         except BelljarError:
-            if session.id != session_id:  # made for this call, and the caller does not know it
-                await self._sessions.clear(session.id, session.principal)
+            if is_made:  # for this call, and the caller does not know it
+                await self._engine.end(client, made_in)
             raise
-        lines = [_line(outcome) for outcome in installation.outcomes]
-        lines += [f"restart needed: {change}, imported before" for change in installation.restart_needed]
-        if installation.restart_needed:
+        report = PackageReport(session_id=made_in, **dict(cast("Installation", done.installation)))
+        outcomes = [InstallOutcome(**cast("dict[str, Any]", fields)) for fields in report.packages]
+        lines = [_line(outcome) for outcome in outcomes]
+        lines += [f"restart needed: {change}, imported before" for change in report.restart_needed]
+        if report.restart_needed:
             lines.append(RESTART)
-        if installation.pinned:
-            lines.append(f"installed: {' '.join(installation.pinned)}")
-        report = PackageReport(
-            session_id=session.id,
-            packages=[as_fields(outcome) for outcome in installation.outcomes],
-            restart_needed=installation.restart_needed,
-            pinned=installation.pinned,
-        )
-        if session_id in NO_SESSION:
-            lines.append(f"[session_id: {session.id}]")
+        if report.pinned:
+            lines.append(f"installed: {' '.join(report.pinned)}")
+        if is_made:
+            lines.append(f"[session_id: {made_in}]")
         answer = model_blocks(report, "\n".join(lines))
-        answer.is_error = any(outcome.error or outcome.import_error for outcome in installation.outcomes)
+        answer.is_error = any(outcome.error or outcome.import_error for outcome in outcomes)
         return answer
 
     @refusals_as_results
@@ -95,12 +90,12 @@ class PackageTools:
         packages: Annotated[list[str], Field(min_length=1, max_length=200, description="Such as sklearn, pandas>=2")],
         session_id: Annotated[str, Field(description="Empty for a new one's")] = "",
     ) -> Answer:
-        """Whether packages are installed, by distribution or import name; imports nothing."""
-        is_chosen, layer, name = session_id not in NO_SESSION, None, self._settings.environment
+        """Whether packages are installed, by distribution or import name."""
+        is_chosen, layer, name = session_id not in NO_SESSION, None, self._sessions.settings.environment
         if is_chosen:
             folders, name = self._sessions.folders_and_environment(session_id, current_principal())
             layer = folders.layer
-        environment = await self._starter.environments.for_packages(name)
+        environment = await self._sessions.starter.environments.for_packages(name)
         statuses = await asyncio.to_thread(check_installed, environment, layer, packages)
         report = PackageReport(
             session_id=session_id if is_chosen else None, packages=[as_fields(status) for status in statuses]

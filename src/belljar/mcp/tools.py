@@ -29,12 +29,10 @@ from belljar.engine.models import ProgressStep
 from belljar.errors import BelljarError, Busy, EngineError, InvalidArgument, out_of_descriptors
 from belljar.http.auth import current_principal
 from belljar.mcp.content import error_blocks
-from belljar.sessions.registry import Registry
-from belljar.sessions.session import Session
 
 SessionId = str
 OptionalSession = Annotated[str, Field(description="Empty starts a new one")]
-FileName = Annotated[str, Field(description="Path in the session folder")]
+FileName = Annotated[str, Field(description="Path there")]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
@@ -137,14 +135,6 @@ def connection_of(ctx: Ctx) -> tuple[str, str]:
 
 NO_SESSION = ("", "0")
 """Session ids that stand for a new session."""
-
-
-async def find_or_create_session(sessions: Registry, session_id: str) -> Session:
-    """Return the caller's session; an empty id (or "0", which older clients send) makes a new one."""
-    if session_id in NO_SESSION:
-        await sessions.make_room(current_principal())
-        return sessions.create(current_principal())
-    return await sessions.reach(session_id, current_principal())
 
 
 def known_arguments(tool: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

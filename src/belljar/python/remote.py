@@ -4,9 +4,9 @@ Knows nothing of what sessions do.
 """
 
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -16,8 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 from mcp.types import INTERNAL_ERROR, ElicitRequestParams, ElicitResult
 
-from belljar.engine.contract import Access
-from belljar.engine.remote import CONNECT_S, RemoteEngine
+from belljar.engine.remote import RemoteEngine
 from belljar.errors import BelljarError, EngineError, InvalidArgument, Unauthorized
 from belljar.python.mcp_engine import McpEngine, as_belljar_error
 from belljar.python.session_handle import SessionOpener
@@ -66,28 +65,12 @@ async def _open_client(server: Target, api_key: str | None) -> AsyncGenerator[Cl
         yield client
 
 
-def _api(server: Target, api_key: str | None) -> "_ApiEngine | None":
+def _api(server: Target, api_key: str | None) -> RemoteEngine | None:
     """Return the HTTP API beside a server's `/mcp`. It takes keys only: whoever has none is asked to sign in."""
     if not isinstance(server, str) or not api_key:
         return None
-    return _ApiEngine(server.rstrip("/").removesuffix("/mcp"), _credentials(api_key))
-
-
-class _ApiEngine(RemoteEngine):
-    """A server by the URL of its HTTP API."""
-
-    def __init__(self, url: str, credentials: dict[str, str]) -> None:
-        super().__init__(Path())
-        self._url = url
-        self._credentials = credentials
-
-    def _speaker(self, access: Access) -> dict[str, str]:
-        return self._credentials
-
-    @asynccontextmanager
-    async def _open_client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        async with httpx2.AsyncClient(base_url=self._url, timeout=httpx2.Timeout(None, connect=CONNECT_S)) as client:
-            yield client
+    tls = ssl.create_default_context() if server.startswith("https:") else None
+    return RemoteEngine(server.rstrip("/").removesuffix("/mcp"), tls=tls, credentials=_credentials(api_key))
 
 
 def _credentials(api_key: str | None) -> dict[str, str]:

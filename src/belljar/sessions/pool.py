@@ -104,9 +104,9 @@ class Pool:
     async def _fill(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
         while not self.is_full:
-            if not await self._starter.wait_until_warm(self._environment) or _free_share() < LEAST_FREE:
-                return
             try:
+                if not await self._starter.wait_until_warm(self._environment) or _free_share() < LEAST_FREE:
+                    return
                 # The sandbox first, because it is opened quickly and the next caller may come before a kernel is ready.
                 if len(self._prepared) < SPARE_SANDBOXES:
                     self._prepared.append(await self._prepare_sandbox())

@@ -37,7 +37,9 @@ def unknown(table: SettingsTable, name: str, origin: str) -> SettingsError:
 
 def unusable(table: SettingsTable, name: str, value: object, origin: str, reason: str) -> SettingsError:
     """Return the error for a value that a setting does not take."""
-    shown = MASK if name in ("api_keys", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
+    shown = (
+        MASK if name in ("api_keys", "fleet_key", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
+    )
     return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
 
 

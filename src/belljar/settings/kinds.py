@@ -13,17 +13,20 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from belljar.egress.rules import PACKAGES, parse_rule
+from belljar.egress.rules import PACKAGES, parse_rule, plain_host
 
 NONE = "none"
 """How files and variables write that there is no limit; in Python, None."""
 
 MOST_WORKERS = 64
+LEAST_KEY_BYTES = 32
+"""Of the key that the servers of a fleet share."""
 
 _CHANNEL = re.compile(r"(https?://|file:///|/|~/)[^\s]{1,500}|[A-Za-z0-9][A-Za-z0-9._/-]{0,100}")
 _SAME_NAMES = {("interpreter", "azure-mcp"): "new_session and download_file"}
@@ -38,6 +41,26 @@ def checked_address(value: str) -> str:
     if value and (not is_address or (":" in host and not re.fullmatch(r"\[[0-9A-Fa-f:.%]+\]", host))):
         raise ValueError("it is not HOST:PORT, like 127.0.0.1:8000 or [::1]:8000")
     return value
+
+
+def checked_peers(value: str) -> str:
+    """Return where the machines of a fleet are listed, or refuse what is neither a file nor a name and a port."""
+    kind, _, where = value.partition(":")
+    if kind == "file" and where:
+        return f"file:{absolute_file(where)}"
+    name, _, port = where.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if value and not (kind == "dns" and is_port and plain_host(name)):
+        raise ValueError("it is neither file:PATH nor dns:NAME:PORT")
+    return value
+
+
+def checked_fleet_key(key: SecretStr) -> SecretStr:
+    """Refuse a key that could be guessed."""
+    size = len(key.get_secret_value().encode(errors="replace"))
+    if 0 < size < LEAST_KEY_BYTES:
+        raise ValueError(f"it has {size} bytes, and a key that nobody can guess has at least {LEAST_KEY_BYTES}")
+    return key
 
 
 def checked_image(value: str) -> str:

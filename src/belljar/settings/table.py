@@ -23,9 +23,11 @@ from belljar.settings.kinds import (
     absolute_file,
     checked_address,
     checked_channel,
+    checked_fleet_key,
     checked_folders,
     checked_image,
     checked_module,
+    checked_peers,
     checked_rule,
     level_name,
     limit,
@@ -285,6 +287,25 @@ class Settings(BaseSettings):
         "`max_sessions`, `max_running`, `max_waiting`, `max_connections`, `pool_size` and `gpu_contexts`; `auto` is "
         "one for two processors, at most 32.",
         json_schema_extra={"allowed": 'a whole number from 1 to 64, or "auto"'},
+    )
+    fleet_peers: Annotated[str, AfterValidator(checked_peers)] = Field(
+        "",
+        description="Where the other machines are that share their sessions with this one: a file with the "
+        "`fleet_address` of each as a URL a line (and `gone` behind one that is known to be dead), read again when it "
+        "changes; or a DNS name with an address for each, and their port.",
+        json_schema_extra={"allowed": "file:PATH, dns:NAME:PORT, or empty text"},
+    )
+    fleet_address: Annotated[str, AfterValidator(checked_address)] = Field(
+        "",
+        description="`HOST:PORT` at which this machine answers those others and nobody else; further workers take the "
+        "ports after it; off loopback `tls_certificate` has to be set, or `trust_network`.",
+        json_schema_extra={"allowed": "HOST:PORT, or empty text"},
+    )
+    fleet_key: Annotated[SecretStr, AfterValidator(checked_fleet_key)] = Field(
+        SecretStr(""),
+        description="The secret by which they know each other, the same at all: who has it speaks for every caller; a "
+        "file may not hold it.",
+        json_schema_extra={"allowed": "at least 32 bytes, as `openssl rand -hex 32` prints them, or empty text"},
     )
     api_keys: list[Annotated[SecretStr, AfterValidator(checked_key)]] = Field(
         [],

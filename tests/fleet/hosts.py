@@ -1,0 +1,173 @@
+"""Servers of several machines on loopback: each with a data directory, a port for clients and one for the others."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+from calls import Caller
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from workers import KEYS
+
+from belljar.environments import Environment
+from serving_process import COLD, http_server, serve_over_http, variables
+from waiting import until_blocking
+
+SECRET = "f" * 32
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Hosts:
+    """The servers of a fleet, by their numbers."""
+
+    def __init__(self, environment: Environment, folder: Path, **chosen: str) -> None:
+        self.folder = folder
+        self.list = folder / "peers"
+        self._environment = environment
+        self._chosen = {**COLD, **chosen}
+        self._stacks: dict[int, ExitStack] = {}
+        self.ports: dict[int, int] = {}
+        self.urls: dict[int, str] = {}
+        self.pids: dict[int, int] = {}
+
+    def data_directory(self, number: int) -> Path:
+        return self.folder / f"host{number}"
+
+    def inner_url(self, number: int) -> str:
+        return f"http://127.0.0.1:{self.ports[number]}"
+
+    def write_list(self, *lines: str) -> None:
+        """Tell all which machines there are: those that were started, or these lines."""
+        new = self.list.with_suffix(".new")
+        new.write_text("\n".join(lines or [self.inner_url(number) for number in self.ports]) + "\n")
+        new.replace(self.list)
+
+    def variables(self, number: int, **more: str) -> dict[str, str]:
+        return {
+            **self._chosen,
+            "BELLJAR_DATA_DIRECTORY": str(self.data_directory(number)),
+            "BELLJAR_FLEET_PEERS": f"file:{self.list}",
+            "BELLJAR_FLEET_ADDRESS": f"127.0.0.1:{self.ports[number]}",
+            "BELLJAR_FLEET_KEY": SECRET,
+            **more,
+        }
+
+    def start(self, number: int, **more: str) -> None:
+        self.data_directory(number).mkdir(exist_ok=True)
+        if number not in self.ports:
+            self.ports[number] = free_port()
+            self.write_list()
+        stack = self._stacks[number] = ExitStack()
+        command = serve_over_http(self._environment)
+        self.urls[number], process = stack.enter_context(
+            http_server(command, self.folder, **self.variables(number, **more))
+        )
+        self.pids[number] = process.pid
+
+    def stop(self, number: int) -> None:
+        self._stacks.pop(number).close()
+
+    def kill(self, number: int) -> None:
+        os.kill(self.pids[number], signal.SIGKILL)
+
+    def freeze(self, number: int) -> None:
+        os.kill(self.pids[number], signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        os.kill(self.pids[number], signal.SIGCONT)
+
+    def close(self) -> None:
+        for number in [*self._stacks]:
+            self.stop(number)
+
+    def command(self, number: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """What a command of belljar says on that machine."""
+        return subprocess.run(
+            [sys.executable, "-m", "belljar", *arguments, "--data-directory", str(self.data_directory(number))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=variables(self.folder),
+            cwd=self.folder,
+        )
+
+    def status(self, number: int) -> list[dict[str, Any]]:
+        done = self.command(number, "fleet", "status", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def states(self, number: int) -> dict[str, str]:
+        """How the others are, as one of them sees it, by their addresses."""
+        rows = json.loads(_ask(self.data_directory(number), "/fleet/status"))
+        return {row["at"]: row["state"] for row in rows[1:]}
+
+    def see_each_other(self, *numbers: int) -> None:
+        """Wait until each of these answers each other."""
+
+        def do() -> bool:
+            return all(
+                self.states(one).get(self.inner_url(other)) == "ready"
+                for one in numbers
+                for other in numbers
+                if one != other
+            )
+
+        until_blocking(do)
+
+    @asynccontextmanager
+    async def client(self, number: int, era: str = "auto", name: str = "", **options: Any) -> AsyncGenerator[Caller]:
+        """A client that is connected to one of them, with a key if it has a name."""
+        headers = {"authorization": f"Bearer {KEYS[name]}"} if name else {}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=60) as http,
+            Client(streamable_http_client(f"{self.urls[number]}/mcp", http_client=http), mode=era, **options) as client,
+        ):
+            yield Caller(client)
+
+    async def session_of(self, caller: Caller, number: int) -> str:
+        """A session of that machine's, made through one of its own clients."""
+        session_id = await caller.new_session()
+        assert (self.data_directory(number) / "sessions" / session_id).exists()
+        return session_id
+
+
+def _ask(data_directory: Path, path: str) -> bytes:
+    (found,) = data_directory.glob("runs/*/fleet.sock")
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(found)), base_url="http://belljar") as client:
+        return client.get(path).content
+
+
+@contextmanager
+def two_hosts(environment: Environment, folder: Path, **chosen: str) -> Generator[Hosts]:
+    hosts = Hosts(environment, folder, **chosen)
+    try:
+        hosts.start(1)
+        hosts.start(2)
+        hosts.see_each_other(1, 2)
+        yield hosts
+    finally:
+        hosts.close()
+
+
+@asynccontextmanager
+async def both(hosts: Hosts, era: str = "auto", **options: Any) -> AsyncGenerator[tuple[Caller, Caller]]:
+    async with hosts.client(1, era, **options) as one, hosts.client(2, era, **options) as two:
+        yield one, two
+
+
+async def in_thread(call: Any, *arguments: Any) -> Any:
+    return await anyio.to_thread.run_sync(call, *arguments)
