@@ -8,6 +8,7 @@ from data_plane import KEY, NEW, OTHER_KEY, Plane, opened_plane, problem_in
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ async def test_metadata_tells_what_code_finds(plane: Plane) -> None:
 async def test_credentials_are_asked_for_in_the_envelope_and_may_come_as_a_key_header(plane: Plane) -> None:
     query = {"api-version": NEW, "identifier": plane.identifier}
     url = f"{plane.client.base_url}/executions"
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         bare = await client.post(url, params=query, json={"code": "1"})
         problem_in(bare, 401, "Unauthorized")
         assert "www-authenticate" in bare.headers
@@ -60,8 +61,12 @@ async def test_credentials_are_asked_for_in_the_envelope_and_may_come_as_a_key_h
         assert right.json()["status"] == "Succeeded"
         foreign = await client.post(url, params=query, headers={"x-ms-apikey": KEY, "host": "evil.example"})
         problem_in(foreign, 421, "InvalidHost")
-        startup = await client.get(f"{plane.client.base_url}/health/startup")
-        assert startup.status_code == 200
+        startup = f"{plane.client.base_url}/health/startup"
+
+        async def has_started() -> bool:  # which takes as long as what sessions are forked from
+            return (await client.get(startup)).status_code == 200
+
+        await until(has_started)
 
 
 async def test_an_identifier_outlives_its_server_with_variables_and_files(
@@ -135,7 +140,7 @@ async def test_a_full_pool_answers_429_with_retry_after(
 
 
 async def test_the_bare_address_names_both_ways_in_and_everything_else_stays_guarded(plane: Plane) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         bare = await client.get(str(plane.client.base_url))
         assert bare.text.startswith("belljar serves MCP (streamable HTTP) at /mcp of this address, with")
         assert bare.text.endswith("REST as described by /openapi.json.\n")
