@@ -6,17 +6,21 @@ imports this module, so it imports nothing else of belljar.
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
 
+    from starlette.responses import Response
+    from starlette.routing import Route
     from starlette.types import ASGIApp
 
+    from belljar.engine.contract import Access, Engine
     from belljar.provisioning.environments import RemoteKernels
     from belljar.runtime import Runtime
     from belljar.sandboxes.base import HostCheck
@@ -41,12 +45,31 @@ class HttpParts:
     """Gives what guards refuse before the data plane the form that its clients know."""
 
 
+Page = Callable[..., Awaitable["Response"]]
+"""Makes a page of the console out of a template, a request and the values of the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPages:
+    """The pages of a product in the console."""
+
+    routes: "Sequence[Route]"
+    parts: "Mapping[str, Callable[[Access, str], Awaitable[str]]]"
+    """What changes while a page is open, by the id of its element: makes it for somebody, of what is after the `:`
+    in the page's `data-stream`.
+    """
+
+
 class Product:
     """What a product adds to belljar; one adds what it overrides."""
 
     name = ""
     instructions: Mapping[str, str] = {}
     """What MCP clients are told of each of its surfaces, by the names that `surfaces` has."""
+    navigation: Mapping[str, str] = {}
+    """Places of its pages in the console's navigation: paths with their labels."""
+    templates: Path | None = None
+    """The folder with the templates of its pages."""
 
     @property
     def kernels(self) -> "Mapping[str, RemoteKernels]":
@@ -75,6 +98,9 @@ class Product:
 
     def http(self, runtime: "Runtime", servers: Mapping[str, Any]) -> HttpParts | None:
         """Return what it puts into the app over HTTP, for servers at their paths; None for nothing."""
+
+    def pages(self, engine: "Engine", page: Page) -> ProductPages | None:
+        """Return its pages in the console, for an engine; `page` puts each into the console's frame."""
 
     def checks(self, settings: "Settings") -> "Iterator[tuple[HostCheck, bool]]":
         """Yield what `belljar doctor` says of it, and whether sessions need it."""

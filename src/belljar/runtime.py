@@ -50,6 +50,7 @@ from belljar.toolbox.tree import TreeDirectory
 
 if TYPE_CHECKING:
     from belljar.engine.local import LocalEngine
+    from belljar.engine.runs import RunSource
 
 RETRY_S = 30.0
 KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
@@ -71,6 +72,7 @@ class LateEngine:
 
     def __init__(self, registry: Registry, data_directory: Path, name: str) -> None:
         self._made: LocalEngine | None = None
+        self._run_source: RunSource | None = None
         self._registry = registry
         self._data_directory = data_directory
         self._name = name
@@ -81,7 +83,14 @@ class LateEngine:
 
         if self._made is None:
             self._made = LocalEngine(self._registry, self._data_directory, self._name)
+            self._made.run_source = self._run_source
         return self._made
+
+    def show_runs(self, source: "RunSource") -> None:
+        """Have the engine show the runs of workflows that `source` has."""
+        self._run_source = source
+        if self._made is not None:
+            self._made.run_source = source
 
     async def aclose(self) -> None:
         """End its threads; may be called twice."""

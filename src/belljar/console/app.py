@@ -25,6 +25,7 @@ from belljar.http.api_operations import problem
 from belljar.http.auth.browser import SIGNED_IN_S, BrowserSignIn
 from belljar.http.auth.code_flow import CALLBACK, FLOW_S, CodeFlow
 from belljar.http.health import exact
+from belljar.products import products
 from belljar.settings import Settings
 
 PATHS: Final = ("/console", "/console/{path:path}", f"{PREFIX}/{{path:path}}", "/frames/{path:path}")
@@ -52,7 +53,8 @@ def console_app(
     )
     variables = VariablePages(engine, pages.page)
     frames = Frames(engine, allows_scripts=settings.console_scripts == "ask")
-    streams = PageStreams(engine, pages)
+    more = [found for product in products() if (found := product.pages(engine, pages.page)) is not None]
+    streams = PageStreams(engine, pages, {name: part for each in more for name, part in each.parts.items()})
     actions = SessionActions(engine, max_upload_bytes=settings.max_upload_bytes)
     files = FilePages(engine, pages)
     sign_in_pages = SignInPages(sign_in, flow)
@@ -94,6 +96,11 @@ def console_app(
         Route("/console/leave", sign_in_pages.sign_out, methods=["POST"]),
         Route("/console/static/{version}/{name}", _static, methods=["GET"]),
         Route("/frames/{execution_id}/{name}", _compressed(frames.serve), methods=["GET"]),
+        *(
+            Route(route.path, _shown(route.endpoint), methods=sorted(route.methods or ()))
+            for each in more
+            for route in each.routes
+        ),
         *RestApi(engine, max_upload_bytes=settings.max_upload_bytes).routes(),
     ]
     app = Starlette(routes=[exact(route) for route in routes], exception_handlers={404: _missing})

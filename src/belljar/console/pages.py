@@ -289,7 +289,7 @@ class Pages:
         health, usage = await self._engine.health(access), await self._engine.usage(access)
         return await self.page("health.html", request, health=health, usage=usage)
 
-    async def health_part(self, access: Access) -> str:
+    async def health_part(self, access: Access, _: str = "") -> str:
         """Return the part of the health page that changes."""
         health, usage = await self._engine.health(access), await self._engine.usage(access)
         return render("_health.html", health=health, usage=usage)

@@ -6,8 +6,10 @@ comes back names the place up to which it has everything, and goes on there.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -24,15 +26,21 @@ from belljar.http.event_streams import StreamShares, event_stream
 _GATHER_S: Final = 0.5
 _PRESENCE_S: Final = 10.0
 _LOOK_S: Final = 5.0
+_PART_S: Final = 1.0
+_PART_SHARE: Final = 20
 _INBOX: Final = "inbox"
+
+Part = Callable[[Access, str], Awaitable[str]]
+"""Makes a part of a page for somebody, of what the page says after the part's name."""
 
 
 class PageStreams:
     """The streams of all pages that are open."""
 
-    def __init__(self, engine: Engine, pages: Pages) -> None:
+    def __init__(self, engine: Engine, pages: Pages, parts: Mapping[str, Part]) -> None:
         self._engine = engine
         self._pages = pages
+        self._parts: dict[str, Part] = {"health": pages.health_part, **parts}
         self._shares = StreamShares()
 
     async def serve(self, request: Request) -> Response:
@@ -47,8 +55,9 @@ class PageStreams:
             events = self._waiting(access)
         elif kind == "inbox":
             events = self._inbox(access)
-        elif kind == "health":
-            events = self._health(access)
+        elif kind in self._parts:
+            make = partial(self._parts[kind], access, session_id)
+            events = self._part(access, kind, await make(), make)
         elif kind == "session":
             detail = await self._engine.session(access, session_id)  # a plain 404 where there is none
             stream = SessionPageStream(self._engine, self._pages, access, session_id)
@@ -76,8 +85,8 @@ class PageStreams:
             await asyncio.gather(staying, return_exceptions=True)
 
     @asynccontextmanager
-    async def _hearing(self, access: Access) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
-        """Yield a function that waits, for `_LOOK_S` at most, until a question is put or answered.
+    async def _hearing(self, access: Access) -> AsyncGenerator[Callable[..., Awaitable[None]]]:
+        """Yield a function that waits, for `_LOOK_S` or as long as said, until a question is put or answered.
 
         Workflows' questions and earlier ones are not reported here, so callers look again after each wait.
         """
@@ -89,9 +98,9 @@ class PageStreams:
                     if item.kind in ("question", "reset"):
                         wake.set()
 
-        async def wait() -> None:
+        async def wait(most_s: float = _LOOK_S) -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(most_s):
                     await _first(wake.wait(), listening)
             wake.clear()
 
@@ -128,18 +137,27 @@ class PageStreams:
                     sent_count = len(data["ids"])
                     yield change("inbox", count=sent_count)
 
-    async def _health(self, access: Access) -> AsyncGenerator[dict[str, str]]:
-        """Yield the health of the server when it has changed, and how many questions wait."""
-        shown, waiting = "", -1
+    async def _part(
+        self, access: Access, target: str, first: str, make: Callable[[], Awaitable[str]]
+    ) -> AsyncGenerator[dict[str, str]]:
+        """Yield a part of a page whenever it has changed, and how many questions wait."""
+        shown, part, waiting = "", first, -1
         async with self._hearing(access) as wait:
             while True:
-                if (part := await self._pages.health_part(access)) != shown:
+                if part != shown:
                     shown = part
-                    yield change("replace", "health", part)
+                    yield change("replace", target, part)
                 if (count := len(await self._engine.questions(access))) != waiting:
                     waiting = count
                     yield change("inbox", count=count)
-                await wait()
+                began = time.monotonic()
+                try:
+                    part = await make()
+                except BelljarError:
+                    yield change("reload")  # what it shows is gone: the page says so
+                    return
+                # What takes long to make is not made all the time.
+                await wait(_PART_S + _PART_SHARE * (time.monotonic() - began))
 
     async def _sessions(self, access: Access, after: str) -> AsyncGenerator[dict[str, str]]:
         """Yield the rows of sessions that changed, gathered for half a second."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 from belljar.outputs.export_formats import EXPORT_FORMATS
 from belljar.outputs.html import CODE, TOKENS
 from belljar.outputs.terminal_text import printable
+from belljar.products import products
 
 _FOLDER: Final = Path(__file__).parent
 _TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
@@ -78,8 +79,9 @@ def _environment() -> Any:
             return value
         return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", printable(value))
 
+    folders = [_FOLDER / "templates", *(one.templates for one in products() if one.templates is not None)]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+        loader=jinja2.FileSystemLoader(folders),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=shown,
@@ -89,6 +91,7 @@ def _environment() -> Any:
     )
     environment.globals["static"] = static_url
     environment.globals |= {
+        "navigation": _navigation(),
         "ago": ago,
         "until": until,
         "spark": spark,
@@ -99,6 +102,13 @@ def _environment() -> Any:
     environment.filters["duration"] = duration_text
     environment.filters["short"] = short
     return environment
+
+
+def _navigation() -> list[tuple[str, str]]:
+    """Return the places that every page leads to, those of products after the inbox."""
+    others = [place for product in products() for place in product.navigation.items()]
+    first, last = [("/console", "Sessions"), ("/console/inbox", "Inbox")], [("/console/decisions", "Decisions")]
+    return [*first, *others, *last, ("/console/health", "Health")]
 
 
 def render(template: str, **values: Any) -> str:

@@ -38,6 +38,7 @@ from belljar.engine.models import (
     UsageHistory,
     VariableList,
 )
+from belljar.engine.runs import RunActs, RunDetail, RunEntry
 from belljar.errors import InvalidArgument
 from belljar.models import ExecutionResult, MappedResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
@@ -101,16 +102,16 @@ def place_of(cursor: str) -> str:
         ) from None
 
 
-def session_cursor(created_at: float, session_id: str) -> str:
-    """Return the cursor for the sessions that were made before this one."""
-    return cursor_of(f"{created_at!r} {session_id}")
+def time_cursor(made_at: float, identifier: str) -> str:
+    """Return the cursor for the sessions or runs that were made before this one."""
+    return cursor_of(f"{made_at!r} {identifier}")
 
 
-def session_place(cursor: str) -> tuple[float, str]:
-    """Return the place of such a cursor; lists have the greatest first, which is the session made last."""
-    created_at, _, session_id = place_of(cursor).partition(" ")
+def time_place(cursor: str) -> tuple[float, str]:
+    """Return the place of such a cursor; lists have the greatest first, which is what was made last."""
+    made_at, _, identifier = place_of(cursor).partition(" ")
     try:
-        return float(created_at), session_id
+        return float(made_at), identifier
     except ValueError:
         raise InvalidArgument("the cursor is none that this list gave", hint="Pass `next` unchanged") from None
 
@@ -255,6 +256,16 @@ class Engine(Protocol):
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """Return the questions that wait for a person, or those that were answered."""
+        ...
+
+    async def runs(
+        self, access: Access, state: str = "", text: str = "", cursor: str = "", limit: int = 50
+    ) -> EntryPage[RunEntry]:
+        """List runs of workflows, newest first; none where there are no workflows."""
+        ...
+
+    async def run(self, access: Access, run_id: str, node: str = "", offset: int = 0, limit: int = 50) -> RunDetail:
+        """Return one run with a part of its steps; with `node`, of those that are rounds of it."""
         ...
 
     # What happens
@@ -414,6 +425,10 @@ class Engine(Protocol):
         self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
     ) -> InboxQuestion:
         """Answer a question that waits; `QuestionClosed` says who was first."""
+        ...
+
+    async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
+        """Go on with a run that failed, was stopped or interrupted, or stop one."""
         ...
 
     async def note_presence(self, access: Access) -> None:

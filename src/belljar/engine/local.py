@@ -24,6 +24,7 @@ from belljar.engine.models import (
     Submitted,
 )
 from belljar.engine.packages import installing_cell
+from belljar.engine.runs import RunActs
 from belljar.environments.installs import as_fields, check_requirements
 from belljar.errors import BelljarError, InvalidArgument
 from belljar.executions.cell import Cell, make_cell
@@ -391,6 +392,11 @@ class LocalEngine(LocalViews):
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         by = access.name or access.principal
         return await inbox.answer(question_id, whose, action=action, values=values, by=by, where=access.via)
+
+    async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
+        """See `Engine`."""
+        by = access.name or access.principal
+        await self._runs(run_id).steer(owner_asked_for(access), run_id, act, by)
 
     async def note_presence(self, access: Access) -> None:
         """See `Engine`."""

@@ -21,8 +21,8 @@ from belljar.engine.contract import (
     SessionFilter,
     cursor_of,
     place_of,
-    session_cursor,
-    session_place,
+    time_cursor,
+    time_place,
 )
 from belljar.engine.entries import Entries, read_execution
 from belljar.engine.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
@@ -49,9 +49,18 @@ from belljar.engine.models import (
     VariableList,
 )
 from belljar.engine.packages import list_packages
+from belljar.engine.runs import MAX_STEPS_SHOWN, RunDetail, RunEntry, RunSource
 from belljar.engine.usage import INTERVAL_S, UsageSampler
 from belljar.engine.variables import list_variables, table_part, table_rows
-from belljar.errors import Busy, ExecutionNotFound, FileMissing, InvalidArgument, OperatorNeeded, SessionNotFound
+from belljar.errors import (
+    Busy,
+    ExecutionNotFound,
+    FileMissing,
+    InvalidArgument,
+    OperatorNeeded,
+    RunNotFound,
+    SessionNotFound,
+)
 from belljar.files.workspace import FileEntry, Workspace
 from belljar.journal.session_records import SessionRecord
 from belljar.logs import pseudonym
@@ -89,6 +98,8 @@ class LocalViews:
         """Says whether the server works; a surface that has such checks sets it."""
         self.make_console_link: Callable[[], ConsoleLink] | None = None
         """Makes a link to the console; None where the server has none."""
+        self.run_source: RunSource | None = None
+        """Has the runs of workflows; None where there are none."""
         self._history = HistoryReader(data_directory / "journal.sqlite", registry.journal.commit)
         self._usage = UsageSampler(registry.all, registry.changes)
         self._entries = Entries(registry, self._usage)
@@ -172,14 +183,14 @@ class LocalViews:
             run=self._run,
             states=_journal_states(wanted.state),
             text=wanted.text[:MAX_TEXT],
-            before=session_place(cursor) if cursor else None,
+            before=time_place(cursor) if cursor else None,
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
         entries = self._entries.sessions(shown)
         if wanted.state in (*_LIVE, "waiting"):
             entries = [entry for entry in entries if entry.state == wanted.state]
-        following = session_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+        following = time_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
         return SessionPage(items=entries, next=following, after=after)
 
     def _place(self) -> str:
@@ -359,6 +370,27 @@ class LocalViews:
         if state not in ("waiting", "ended"):
             raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
         return inbox.waiting(whose) if state == "waiting" else inbox.ended(whose)
+
+    async def runs(
+        self, access: Access, state: str = "", text: str = "", cursor: str = "", limit: int = 50
+    ) -> EntryPage[RunEntry]:
+        """See `Engine`."""
+        before = time_place(cursor) if cursor else None
+        if self.run_source is None:
+            return EntryPage(items=[])
+        found = await self.run_source.runs(owner_asked_for(access), state, text[:MAX_TEXT], before, limit + 1)
+        following = found[limit - 1].cursor if len(found) > limit else None
+        return EntryPage(items=found[:limit], next=following)
+
+    async def run(self, access: Access, run_id: str, node: str = "", offset: int = 0, limit: int = 50) -> RunDetail:
+        """See `Engine`."""
+        most = min(max(1, limit), MAX_STEPS_SHOWN)
+        return await self._runs(run_id).run(owner_asked_for(access), run_id, node, max(0, offset), most)
+
+    def _runs(self, run_id: str) -> RunSource:
+        if self.run_source is None:
+            raise RunNotFound(f"run {run_id[:64]!r} does not exist: this server has no workflows")
+        return self.run_source
 
     # Access
 

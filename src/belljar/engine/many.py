@@ -15,25 +15,27 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import JsonValue
 
 from belljar.engine.called import CalledEngine
-from belljar.engine.contract import Access, Engine, SessionFilter, session_cursor, session_place
+from belljar.engine.contract import Access, Engine, SessionFilter, time_cursor, time_place
 from belljar.engine.models import (
     ConsoleLink,
+    EntryPage,
     Followed,
     Health,
     LiveSession,
     Server,
     ServerEvent,
-    SessionEntry,
     SessionPage,
     UsageHistory,
 )
 from belljar.engine.remote import RemoteEngine, ServerGone, ServerSilent
+from belljar.engine.runs import RunActs, RunDetail, RunEntry
 from belljar.errors import (
     BelljarError,
     EngineError,
     ExecutionNotFound,
     QuestionClosed,
     QuestionNotFound,
+    RunNotFound,
     SessionNotFound,
 )
 from belljar.questions.models import InboxQuestion
@@ -175,17 +177,35 @@ class ManyEngine(CalledEngine):
         entries = {entry.session_id: entry for _, page in pages for entry in page.items}
         ordered = sorted(((_place(entry), entry) for entry in entries.values()), key=itemgetter(0), reverse=True)
         # Before the end of its page a server may have more, between those that another one told.
-        ends = [session_place(page.next) for _, page in pages if page.next]
+        ends = [time_place(page.next) for _, page in pages if page.next]
         told = [entry for place, entry in ordered if not ends or place >= max(ends)]
         end = _place(told[limit - 1]) if len(told) > limit else max(ends, default=None)
         after = ",".join(page.after for _, page in pages)
-        return SessionPage(items=told[:limit], next=session_cursor(*end) if end else None, after=after)
+        return SessionPage(items=told[:limit], next=time_cursor(*end) if end else None, after=after)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Engine`."""
         answers = await self._all("questions", access, state=state)
         found: dict[str, InboxQuestion] = {one.id: one for _, answer in answers for one in answer}
         return [*found.values()]
+
+    async def runs(
+        self, access: Access, state: str = "", text: str = "", cursor: str = "", limit: int = 50
+    ) -> EntryPage[RunEntry]:
+        """See `Engine`. Those of one journal are told by all of its servers."""
+        pages: list[tuple[str, EntryPage[RunEntry]]] = await self._all(
+            "runs", access, state=state, text=text, cursor=cursor, limit=limit
+        )
+        entries = {entry.run_id: entry for _, page in pages for entry in page.items}
+        ordered = sorted(((time_place(entry.cursor), entry) for entry in entries.values()), key=itemgetter(0))[::-1]
+        ends = [time_place(page.next) for _, page in pages if page.next]  # as with sessions
+        told = [entry for place, entry in ordered if not ends or place >= max(ends)]
+        end = time_place(told[limit - 1].cursor) if len(told) > limit else max(ends, default=None)
+        return EntryPage(items=told[:limit], next=time_cursor(*end) if end else None)
+
+    async def run(self, access: Access, run_id: str, node: str = "", offset: int = 0, limit: int = 50) -> RunDetail:
+        """See `Engine`."""
+        return await self._first(RunNotFound, "run", access, run_id=run_id, node=node, offset=offset, limit=limit)
 
     # What happens
 
@@ -253,6 +273,10 @@ class ManyEngine(CalledEngine):
         absence = (QuestionNotFound, QuestionClosed)
         return await self._first(absence, "answer", access, question_id=question_id, action=action, values=values)
 
+    async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
+        """See `Engine`."""
+        await self._first(RunNotFound, "steer_run", access, run_id=run_id, act=act)
+
     async def note_presence(self, access: Access) -> None:
         """See `Engine`."""
         await self._all("note_presence", access)
@@ -275,5 +299,5 @@ def _pid(name: str) -> int:
 
 def _place(entry: SessionEntry) -> tuple[float, str]:
     if entry.cursor:
-        return session_place(entry.cursor)
+        return time_place(entry.cursor)
     return datetime.fromisoformat(entry.created_at).timestamp(), entry.session_id  # of a server of an earlier version

@@ -46,6 +46,7 @@ from belljar.engine.models import (
     UsageHistory,
     VariableList,
 )
+from belljar.engine.runs import MAX_STEPS_SHOWN, RunActs, RunDetail, RunEntry
 from belljar.errors import InvalidArgument
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS
 from belljar.models import (
@@ -168,6 +169,12 @@ class RewindRequest(Model):
     """The execution before which the session goes on."""
 
     to: str | int
+
+
+class RunSteering(Model):
+    """What to do with a run of a workflow."""
+
+    act: RunActs
 
 
 class QuestionAnswer(Model):
@@ -582,6 +589,32 @@ OPERATIONS: Final = (
         wrapped="items",
     ),
     Operation("answer", "POST", "/questions/{question_id:path}", "Answer one", InboxQuestion, body=QuestionAnswer),
+    Operation(
+        "runs",
+        "GET",
+        "/runs",
+        "Runs of workflows, newest first",
+        EntryPage[RunEntry],
+        {
+            "state": Parameter("running, waiting, interrupted, done, failed or stopped"),
+            "q": Parameter("Text in id, name or owner", argument="text"),
+            "cursor": CURSOR,
+            "limit": LIMIT,
+        },
+    ),
+    Operation(
+        "run",
+        "GET",
+        "/runs/{run_id}",
+        "One run, with its graph and a part of its steps",
+        RunDetail,
+        {
+            "node": Parameter("Only steps that are rounds of this one of the workflow"),
+            "offset": Parameter("After so many steps", 0),
+            "limit": Parameter("How many steps", 50, 1, MAX_STEPS_SHOWN),
+        },
+    ),
+    Operation("steer_run", "POST", "/runs/{run_id}", "Go on with it, or stop it", body=RunSteering, status=204),
     Operation("note_presence", "POST", "/presence", "Say that somebody who may answer questions is there", status=204),
     Operation(
         "server_events",

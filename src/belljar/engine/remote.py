@@ -28,6 +28,7 @@ from belljar.errors import (
     ExecutionNotFound,
     FileMissing,
     InvalidArgument,
+    RunNotFound,
     SessionNotFound,
     named_error,
 )
@@ -37,7 +38,11 @@ from belljar.servers import SPEAKER_HEADERS
 CONNECT_S: Final = 2.0
 _VERSIONS: Final = "Servers and commands of one data directory are best of one version: restart the older ones"
 _MOST_ID_CHARS: Final = 400
-_ABSENCES: Final[dict[str, type[BelljarError]]] = {"session_id": SessionNotFound, "execution_id": ExecutionNotFound}
+_ABSENCES: Final[dict[str, type[BelljarError]]] = {
+    "session_id": SessionNotFound,
+    "execution_id": ExecutionNotFound,
+    "run_id": RunNotFound,
+}
 _BEYOND: Final = 416
 """The status for a range behind the end of a file, which is no error here."""
 

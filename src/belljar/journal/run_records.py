@@ -7,12 +7,13 @@ share the file: a run is driven by the server that claims it first. Knows nothin
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from belljar.journal.journal import Journal
 
 RunState = Literal["running", "waiting", "interrupted", "done", "failed", "stopped"]
 StepState = Literal["running", "waiting", "answered", "done", "failed", "skipped", "declined", "expired", "repeated"]
+RUN_STATES: tuple[RunState, ...] = get_args(RunState)
 ENDED: tuple[RunState, ...] = ("done", "failed", "stopped")
 
 _RUN = (

@@ -5,13 +5,16 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from belljar.products import Product
+from belljar.products import Page, Product, ProductPages
 
 if TYPE_CHECKING:
     import asyncio
 
+    from belljar.engine.contract import Engine
     from belljar.runtime import Runtime
 
 
@@ -19,6 +22,8 @@ class WorkflowsProduct(Product):
     """The tools, commands, step types and runs of workflows."""
 
     name = "workflows"
+    navigation = MappingProxyType({"/console/workflows": "Workflows"})
+    templates = Path(__file__).parent / "pages"
 
     def plugin(self) -> object:
         """See `Product`."""
@@ -31,11 +36,14 @@ class WorkflowsProduct(Product):
         """Drive runs, and go on with those that nobody drives when the runtime is ready, or never."""
         import asyncio
 
+        from belljar.workflows.run_history import RunHistory
         from belljar.workflows.run_inbox import RunInbox
         from belljar.workflows.workflows import Workflows
 
         workflows = Workflows.over(runtime)
         runtime.sessions.inbox.sources.append(RunInbox(workflows))
+        journal = runtime.sessions.journal
+        runtime.late_engine.show_runs(RunHistory(workflows, journal.path, journal.commit))
         looking = asyncio.create_task(workflows.go_on_with_others(ready)) if ready is not None else None
         try:
             yield workflows
@@ -51,6 +59,12 @@ class WorkflowsProduct(Product):
             from belljar.workflows.tools import WorkflowTools
 
             WorkflowTools(runtime).register(server)
+
+    def pages(self, engine: "Engine", page: Page) -> ProductPages:
+        """See `Product`."""
+        from belljar.workflows.run_pages import RunPages
+
+        return RunPages(engine, page).all()
 
     def task_sources(self, runtime: "Runtime") -> Sequence[Any]:
         """See `Product`."""

@@ -167,7 +167,7 @@ class Workflows:
         if record.server and self._is_living(record.server):
             raise InvalidArgument(f"run {record.id} is driven by another server", hint="Wait for it, or stop it")
         if text is not None and digest_of(text) != record.digest:
-            what = first_difference(self._definition(record), text) or "its text differs"
+            what = first_difference(self.definition_of(record), text) or "its text differs"
             if not accepts_change:
                 raise InvalidArgument(
                     f"the workflow has changed since run {record.id} began: {what}",
@@ -183,7 +183,7 @@ class Workflows:
 
     def _take(self, record: RunRecord, *, reruns_failed: bool = False) -> LiveRun | None:
         """Claim a run and drive it; None if another server was faster."""
-        definition = self._definition(record)
+        definition = self.definition_of(record)
         if record.server:
             self._recover()
         if not self._records.claim(record):
@@ -191,7 +191,8 @@ class Workflows:
         log.info("run %s of workflow %s goes on", record.id, record.name, extra=_about(record))
         return self._drive(self.record(record.id, record.principal), definition, reruns_failed=reruns_failed)
 
-    def _definition(self, record: RunRecord) -> Definition:
+    def definition_of(self, record: RunRecord) -> Definition:
+        """Return the workflow of a run. Call it in a thread: a large text takes seconds."""
         return self.library.from_record(record.text, record.source, json.loads(record.texts), record.name)
 
     def _drive(self, record: RunRecord, definition: Definition, *, reruns_failed: bool = False) -> LiveRun:
@@ -354,7 +355,7 @@ class Workflows:
 
     def asked(self, run_id: str, path: str) -> tuple[RunRecord, StepRecord] | None:
         """Return the latest attempt of a step that asked a person, with its run; None if it never did."""
-        record = self._records.find(run_id)
+        record = self.record_of_anyone(run_id)
         rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
         return (record, rows[-1]) if record is not None and rows else None
 
@@ -365,13 +366,13 @@ class Workflows:
 
     # Stopping
 
-    async def stop(self, run_id: str, principal: str) -> None:
+    async def stop(self, run_id: str, principal: str, by: str = "somebody") -> None:
         """Stop a run: what runs of it is interrupted, and nothing more begins."""
         record = self.record(run_id, principal)
         if record.state in ENDED:
             raise InvalidArgument(f"run {record.id} is {record.state} already")
         asked = self._records.questions(record.id)
-        if not self._is_driven(record) and self._records.end_undriven(record, "stopped", "somebody stopped it"):
+        if not self._is_driven(record) and self._records.end_undriven(record, "stopped", f"{by} stopped it"):
             for step in asked:
                 self._tell_question(record, step, is_waiting=False)
             return
@@ -423,6 +424,10 @@ class Workflows:
                 hint="list_workflows names the latest runs",
             )
         return record
+
+    def record_of_anyone(self, run_id: str) -> RunRecord | None:
+        """Return the record of a run by its whole id, whoever owns it: the caller checks who asks."""
+        return self._records.find(run_id)
 
     # In the background
 
