@@ -24,6 +24,7 @@ from belljar.engine.models import (
     LiveSession,
     Server,
     ServerEvent,
+    SessionEntry,
     SessionPage,
     UsageHistory,
 )
