@@ -103,6 +103,12 @@ hibernations = Counter(
     ("kept",),
     ("all", "some", "files"),
 )
+bundles = Counter(
+    "belljar_bundles",
+    "Sessions put into the store, brought from it, not put for a moment, or too large to be put",
+    ("outcome",),
+    ("put", "fetched", "failed", "too_large"),
+)
 checkpoints = Counter("belljar_checkpoints_taken", "Earlier states of sessions that were kept")
 rewinds = Counter("belljar_rewinds", "Sessions taken back to an earlier state, on request or after a death")
 refusals = Counter(
@@ -131,6 +137,7 @@ COUNTERS: Final = (
     kernel_start_failures,
     sessions_opened,
     hibernations,
+    bundles,
     checkpoints,
     rewinds,
     refusals,

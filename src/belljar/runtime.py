@@ -18,7 +18,7 @@ from belljar.environments import check_configured
 from belljar.errors import BelljarError, SettingsError
 from belljar.files.private import make_folder, open_data_directory, way_mode
 from belljar.journal.damage import open_checks
-from belljar.journal.journal import last_written, open_journal, usable
+from belljar.journal.journal import Journal, last_written, open_journal, usable
 from belljar.journal.retention import open_trimming
 from belljar.journal.session_records import SessionRecords
 from belljar.plugins import Plugins, load_plugins
@@ -39,7 +39,7 @@ from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.registry import Registry, open_registry
 from belljar.sessions.takeover import Takeover, recover
-from belljar.settings import Settings
+from belljar.settings import Settings, variable
 from belljar.settings.azure import AZURE
 from belljar.skills.library import SkillLibrary, open_library
 from belljar.skills.session_view import shown_skills
@@ -51,6 +51,7 @@ from belljar.toolbox.tree import TreeDirectory
 if TYPE_CHECKING:
     from belljar.engine.local import LocalEngine
     from belljar.engine.runs import RunSource
+    from belljar.sessions.stored import StoredSessions
 
 RETRY_S = 30.0
 KEEP_ALIVE_HINT = "Set keep_alive to false, or sandbox to namespace"
@@ -235,6 +236,7 @@ async def open_runtime(
                     handover,
                     plugins,
                     library,
+                    _open_stored(settings, sessions, journal, name),
                     fills_pool=prepares,
                 ) as registry,
                 aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,
@@ -280,6 +282,22 @@ async def open_runtime(
                             yield runtime
                 finally:
                     preparing.cancel()
+
+
+def _open_stored(settings: Settings, sessions: Path, journal: Journal, run: str) -> "StoredSessions | None":
+    """Return the sessions in the store that the settings name; None where they name none."""
+    if not settings.store:
+        return None
+    # Imported here, because few have a store.
+    from belljar.sessions.store import open_store
+    from belljar.sessions.stored import StoredSessions
+
+    if not settings.store_key.get_secret_value():
+        raise SettingsError(
+            f"store is {settings.store}, and there is no store_key to encrypt what is put there",
+            hint=f"Set {variable('store_key')} for all servers of the store, to what `openssl rand -base64 32` prints",
+        )
+    return StoredSessions(open_store(settings.store), settings, sessions, journal, run)
 
 
 def open_plugins(settings: Settings) -> Plugins:

@@ -141,7 +141,7 @@ class Trimmer:
             began = time.monotonic()
             # `executescript`, because it runs the statement to its end; `execute` would stop after the first page.
             connection.executescript(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
-            _rest(began)
+            rest(began)
             if connection.execute("PRAGMA freelist_count").fetchone()[0] >= free:
                 break  # the file was created without incremental vacuum
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -158,7 +158,7 @@ def delete_events(connection: sqlite3.Connection, execution_id: str, *, before: 
     while (last := connection.execute(query, (execution_id, before)).fetchone()[0]) is not None:
         began = time.monotonic()
         connection.execute("DELETE FROM events WHERE execution_id = ? AND sequence <= ?", (execution_id, last))
-        _rest(began)
+        rest(began)
 
 
 def remove_outputs(path: Path, session_id: str) -> None:
@@ -240,7 +240,8 @@ def _finish_dropping(connection: sqlite3.Connection) -> None:
         delete_events(connection, execution_id, before=last)
 
 
-def _rest(began: float) -> None:
+def rest(began: float) -> None:
+    """Leave the file to other writers for as long as the transaction took that began then."""
     time.sleep(max(REST_S, time.monotonic() - began))
 
 

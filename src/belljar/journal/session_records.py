@@ -162,8 +162,11 @@ class SessionRecords:
 
     def claim(self, session_id: str) -> bool:
         """Make a sleeping session this server's; return False when it does not sleep any more."""
+        # Without an owner object it is not its bundle any more (see `bundle_records.py`).
         claimed = self._journal.write_now(
-            "UPDATE sessions SET state = 'live', run = ?, used_at = ? WHERE id = ? AND state = 'asleep'",
+            "UPDATE sessions SET state = 'live', run = ?, used_at = ?, "
+            "bundle = CASE WHEN owned > 0 THEN bundle ELSE -abs(bundle) END, owned = max(owned, 0) "
+            "WHERE id = ? AND state = 'asleep'",
             (self.run, time.time(), session_id),
         )
         return claimed == 1
@@ -190,6 +193,11 @@ class SessionRecords:
         if not session_id.isascii():
             return None
         return next(self._where("id = ?", (session_id,)), None)
+
+    def is_stored(self, session_id: str) -> bool:
+        """Return whether a store has something of a session."""
+        query = "SELECT 1 FROM sessions WHERE id = ? AND (bundle <> 0 OR owned <> 0)"
+        return next(self._journal.rows(query, (session_id,)), None) is not None
 
     def asleep(self, principal: str) -> list[SessionRecord]:
         """Return the sleeping sessions of a principal, oldest first."""

@@ -9,7 +9,7 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class SessionEndings:
         self._handover = handover
         self._hibernating: dict[str, str] = {}
         """Sessions that are being written to disk, and their principals."""
+        self.on_change_on_disk: Callable[[], None] = lambda: None
+        """Called when a session has fallen asleep, or what slept is over: a store has to hear of it."""
         self._opened_at, self._opened_ticks = time.time(), time.monotonic()
         self._ending: set[asyncio.Task[None]] = set()
         self._is_short_of_room = False
@@ -113,6 +115,7 @@ class SessionEndings:
                 await asyncio.to_thread(remove_outputs, self._journal.path, session_id)
         self._journal.forget_session(session_id)
         self._records.record_end(session_id, end)
+        self.on_change_on_disk()
         self._changes.publish("session", "gone", session_id, principal)
         ids = {"session_id": session_id, "principal": pseudonym(principal)}
         log.info("session %s %s", session_id, end, extra=ids)
@@ -152,6 +155,7 @@ class SessionEndings:
         finally:
             del self._hibernating[session.id]
         self._release_identity(session)
+        self.on_change_on_disk()
         # A session that was to wake, and has not begun to, still has its variables on disk.
         saved = "its variables are still on disk" if session.folders.state.exists() else "its variables are lost"
         outcome = f"{len(report.kept)} variables kept" if report else saved
@@ -175,7 +179,12 @@ class SessionEndings:
         now = min(time.time(), self._opened_at + time.monotonic() - self._opened_ticks)
         for record in self._records.outdated(now - self._settings.keep_days * DAY_S):
             await asyncio.to_thread(remove_tree, self._folder / record.id)
-            self._records.forget(record.id)
+            if self._records.is_stored(record.id) and record.state == "asleep":
+                # Forgotten later: the store has to be told first.
+                self._records.record_end(record.id, "expired")
+                self.on_change_on_disk()
+            else:
+                self._records.forget(record.id)
         await self._remove_unrecorded(now - self._settings.keep_days * DAY_S)
 
     async def _remove_unrecorded(self, before: float) -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, nullconte
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from belljar import metrics, tracing
 from belljar.change_signal import ChangeLog
@@ -47,6 +48,9 @@ from belljar.skills.library import SkillLibrary
 from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.server_text import one_line
 
+if TYPE_CHECKING:
+    from belljar.sessions.stored import StoredSessions
+
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
 
 MAX_ASLEEP = 256
@@ -72,6 +76,7 @@ class Registry:
         handover: Handover,
         plugins: Plugins,
         library: SkillLibrary | None = None,
+        stored: "StoredSessions | None" = None,
     ) -> None:
         settings = guardrails.settings
         self.plugins = plugins
@@ -122,6 +127,12 @@ class Registry:
             handover=handover,
             changes=self.changes,
         )
+
+        self.stored = stored
+        """Its sessions in the store; None where the settings name none."""
+        if stored is not None:
+            self.endings.on_change_on_disk = stored.put_later
+            stored.on_gone = partial(self.changes.publish, "session", "gone")
 
     def _publish_question(self, question: InboxQuestion) -> None:
         state = "put" if question.state == "waiting" else question.state
@@ -434,10 +445,28 @@ class Registry:
     # Finding sessions
 
     async def reach(self, session_id: str, principal: str) -> Session:
-        """Return a session like `get`, but make room first for one that sleeps."""
-        if session_id not in self._sessions and self._is_asleep(self.records.find(session_id), principal):
-            await self.make_room(principal)
+        """Return a session like `get`, but make room first for one that sleeps, here or in the store."""
+        if session_id not in self._sessions:
+            if self._is_asleep(self.records.find(session_id), principal):
+                await self.make_room(principal)
+            if self.stored is not None:
+                await self.stored.bring(session_id, principal, partial(self._make_room_now, principal))
         return self.get(session_id, principal)
+
+    async def go_on(self, session_id: str, principal: str) -> Session:
+        """Return a session that a server had awake which was lost, as of its latest bundle.
+
+        The caller has been told before what is lost.
+        """
+        if self.stored is not None and session_id not in self._sessions:
+            make_room = partial(self._make_room_now, principal)
+            await self.stored.bring(session_id, principal, make_room, after_loss=True)
+        return self.get(session_id, principal)
+
+    async def _make_room_now(self, principal: str) -> None:
+        """Make room, or refuse, before a session is claimed that no other server could wake any more."""
+        await self.make_room(principal)
+        self._check_room(principal)
 
     def get(self, session_id: str, principal: str) -> Session:
         """Return the caller's session; wake it if it sleeps, and mark it as used."""
@@ -493,6 +522,8 @@ class Registry:
         if entry is None:
             return None
         self._check_room(principal)
+        if self.stored is not None and not self.stored.is_free(session_id):
+            raise Busy(f"session {session_id} sleeps in the store", hint="Make the same call again")
         if not self.records.claim(session_id):
             return None
         folders = SessionFolders(session_id, self._folder / session_id, self.starter.provider.take_identity())
@@ -574,6 +605,9 @@ class Registry:
         if session is not None and session.principal == principal:
             await self.endings.delete(session, end)
             return
+        if session is None and self.stored is not None:
+            # Nobody else may wake it while it is deleted.
+            await self.stored.bring(session_id, principal, _take_as_is)
         entry = self._find_asleep(session_id, principal) if session is None else None
         if entry is None or not self.records.claim(session_id):
             raise self._absence(session_id, principal)
@@ -597,6 +631,13 @@ class Registry:
         await self.endings.wait_until_settled()
         await self._handover.wait_until_settled()
         await asyncio.gather(*(self.endings.leave_running(session, "ended with its server") for session in self.all()))
+        if self.stored is not None:
+            await self.stored.put_all()
+            await self.stored.aclose()
+
+
+async def _take_as_is() -> None:
+    """Make no room: a session that is to be deleted is not opened."""
 
 
 def _one_line_reason(reason: str) -> str:
@@ -619,19 +660,24 @@ async def open_registry(
     handover: Handover,
     plugins: Plugins,
     library: SkillLibrary | None = None,
+    stored: "StoredSessions | None" = None,
     *,
     fills_pool: bool = True,
 ) -> AsyncGenerator[Registry]:
     """Open a registry that sweeps idle sessions in the background; `fills_pool` says whether some are made ahead."""
-    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover, plugins, library)
+    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover, plugins, library, stored)
     if fills_pool:
         registry.pool.fill()
-    sweeping = asyncio.get_running_loop().create_task(_sweep_periodically(registry))
+    loop = asyncio.get_running_loop()
+    working = [loop.create_task(_sweep_periodically(registry))]
+    if stored is not None:
+        working.append(loop.create_task(stored.run()))
     try:
         yield registry
     finally:
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
         await registry.aclose()
 
 

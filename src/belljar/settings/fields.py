@@ -13,6 +13,7 @@ from belljar.errors import SettingsError
 from belljar.settings.keys import MASK, masked
 from belljar.settings.kinds import NONE
 
+_SECRET = ("api_keys", "fleet_key", "mcp_servers", "store_key")
 SettingsTable = type[BaseSettings]
 
 
@@ -37,9 +38,7 @@ def unknown(table: SettingsTable, name: str, origin: str) -> SettingsError:
 
 def unusable(table: SettingsTable, name: str, value: object, origin: str, reason: str) -> SettingsError:
     """Return the error for a value that a setting does not take."""
-    shown = (
-        MASK if name in ("api_keys", "fleet_key", "mcp_servers") else json.dumps(value, default=str, ensure_ascii=False)
-    )
+    shown = MASK if name in _SECRET else json.dumps(value, default=str, ensure_ascii=False)
     return SettingsError(f"{name} = {shown} from {origin}: {reason}", hint=f"{name} takes {allowed(table, name)}")
 
 

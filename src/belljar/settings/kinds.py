@@ -206,6 +206,35 @@ def public_address(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
+LEAST_KEY_CHARS = 32
+
+
+def checked_store(url: str) -> str:
+    """Return the URL of a store without a slash at its end, or refuse it; empty for none."""
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    is_folder = parts.scheme == "file"
+    if parts.scheme not in ("file", "s3", "gs", "az"):
+        raise ValueError("it begins with none of file:///, s3://, gs:// and az://")
+    if is_folder and (parts.netloc or not parts.path.strip("/")):
+        raise ValueError("a folder is named like file:///srv/belljar-store, by its absolute path")
+    if not is_folder and not parts.netloc:
+        raise ValueError(f"there is no bucket behind {parts.scheme}://")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("credentials and options belong into the variables of the cloud's own tools, not here")
+    if ".." in parts.path.split("/"):
+        raise ValueError("its path contains '..'")
+    return url.rstrip("/")
+
+
+def checked_store_key(key: SecretStr) -> SecretStr:
+    """Refuse a key that could be guessed; empty for none."""
+    if 0 < len(key.get_secret_value()) < LEAST_KEY_CHARS:
+        raise ValueError(f"it is shorter than {LEAST_KEY_CHARS} characters")
+    return key
+
+
 def level_name(value: object) -> object:
     """Return the name of a log level given in any spelling."""
     return _LEVEL_ALIASES.get(value.upper(), value.upper()) if isinstance(value, str) else value

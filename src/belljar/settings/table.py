@@ -29,6 +29,8 @@ from belljar.settings.kinds import (
     checked_module,
     checked_peers,
     checked_rule,
+    checked_store,
+    checked_store_key,
     level_name,
     limit,
     public_address,
@@ -455,6 +457,30 @@ class Settings(BaseSettings):
         600, description="How long they wait for the next server under `keep_alive`; then they are ended."
     )
     keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
+    store: Annotated[str, AfterValidator(checked_store)] = Field(
+        "",
+        description="Where sessions are put when they fall asleep, so that another server, on another machine too, can "
+        "wake them: a folder (`file:///…`), or a bucket of S3 (`s3://…`), Google Cloud Storage (`gs://…`) or Azure "
+        "(`az://ACCOUNT/CONTAINER`), for which the extra `store` is needed; without it they sleep in the data "
+        "directory only.",
+        json_schema_extra={"allowed": "a URL of one of these forms, or empty text"},
+    )
+    store_key: Annotated[SecretStr, AfterValidator(checked_store_key)] = Field(
+        SecretStr(""),
+        description="What is put there is encrypted with this, the same for all servers of a store: at least 32 "
+        "characters that nobody can guess, like those of `openssl rand -base64 32`; a file may not hold it.",
+    )
+    bundle_mb: Annotated[Count, limit(1, 1_048_576)] = Field(
+        1024,
+        description="The largest bundle that a session becomes in the store, packed; a larger session sleeps on this "
+        "disk only, and unpacked it may have 16 times as much.",
+        json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
+    )
+    drain_s: Seconds = Field(
+        60,
+        description="How long cells may run on when a server that has a store is told to stop, before its sessions are "
+        "put to sleep and into the store.",
+    )
     execution_timeout_s: Seconds = Field(
         600,
         description="A cell that runs longer is interrupted, unless its call says otherwise; `MAX_EXECUTION_TIME` "

@@ -1,0 +1,710 @@
+"""Sessions in the store: put there when they fall asleep, brought back when they are wanted, also by another server.
+
+Every session that slept has a folder of objects in the store, numbered in order:
+
+    sessions/ID/0000000007.owner       whoever makes it may go on from the latest bundle before it; made only once
+    sessions/ID/0000000007.XX.bundle   what that server put when the session fell asleep again
+    sessions/ID/0000000007.head        what is known of that bundle, which counts once this is there
+
+The object with the highest number says how things are: a head, that the session sleeps; an owner, that it is awake
+there, or was until that server was lost, or that it was cleared. What the journal here has of it is in
+`journal/bundle_records.py`. Everything blocking runs in threads of its own, so that a slow store delays nobody else.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from belljar import metrics
+from belljar.errors import BelljarError, Busy, TooLarge
+from belljar.files.fd_walk import remove_tree
+from belljar.journal.bundle_records import BundleRecord, BundleRecords, RowsEntry, rows_of
+from belljar.journal.journal import Journal, has_id_form
+from belljar.logs import pseudonym
+from belljar.models import iso
+from belljar.servers import is_living
+from belljar.sessions.bundles import (
+    Aborted,
+    BundleRefused,
+    Packing,
+    Sealer,
+    compressed,
+    compression,
+    decompressed,
+    unpack,
+    unpacking,
+)
+from belljar.sessions.store import ObjectMissing, Store, StoredObject, StoreFailed
+from belljar.settings import MEBIBYTE, Settings
+
+PUTS_AT_ONCE: Final = 4
+RETRY_S: Final = 30.0
+MARK: Final = "belljar.json"
+"""The object by which a server sees whether it has the store's key."""
+MOST_RATIO: Final = 16
+"""How much larger than `bundle_mb` a session may be that is packed: so much is made of a bundle at most."""
+UNKNOWN_S: Final = 5.0
+SOON_S: Final = 20.0
+_MOST_UNKNOWN: Final = 10_000
+_MOST_HEAD_BYTES: Final = 64 * MEBIBYTE
+_MOST_SMALL_BYTES: Final = 64 * 1024
+_SEALED_MORE: Final = 1.01
+_TRIES: Final = 5
+BRINGING: Final = ".bringing-"
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who may go on with a session: what is in an owner object."""
+
+    directory: str
+    """The id of its data directory."""
+    run: str
+    host: str
+    at: float
+    origin: int
+    """The number of the bundle that it goes on from."""
+    tag: str = ""
+    end: str = ""
+    """Why there is nothing to go on with: the session was cleared, or has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a bundle without reading it."""
+
+    principal: str
+    environment: str
+    slept_at: float
+    end: str
+    variables: tuple[str, ...]
+    unkept: tuple[str, ...]
+    executions: tuple[str, ...]
+    runs: tuple[str, ...]
+    identifiers: tuple[str, ...]
+    bundle: str
+    """The name of the bundle."""
+    size_bytes: int
+    """What that unpacks to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a session stands in the store: its latest numbers, 0 for none."""
+
+    head: int = 0
+    owner: int = 0
+    objects: tuple[StoredObject, ...] = ()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether anybody may go on with it who makes the next owner object."""
+        return self.head >= max(1, self.owner)
+
+    @property
+    def next(self) -> int:
+        """Return the number of the next owner object."""
+        return max(self.head, self.owner) + 1
+
+
+class StoredSessions:
+    """The sessions of one data directory in the store that its server shares with others."""
+
+    def __init__(self, store: Store, settings: Settings, folder: Path, journal: Journal, run: str) -> None:
+        self.store = store
+        self._sealer = Sealer(settings.store_key.get_secret_value())
+        self._settings = settings
+        self._folder = folder
+        self._runs = settings.data_directory / "runs"
+        self._journal = journal
+        self.records = BundleRecords(journal, run)
+        self._run = run
+        self.directory = _directory_id(settings.data_directory)
+        self._threads = ThreadPoolExecutor(PUTS_AT_ONCE + 4, thread_name_prefix="store")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._puts: dict[str, _Put] = {}
+        self._slots = asyncio.Semaphore(PUTS_AT_ONCE)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._news = asyncio.Event()
+        self._unknown: dict[tuple[str, str], float] = {}
+        self._too_large: dict[str, float] = {}
+        """Sessions that are too large to be put, and when they fell asleep."""
+        self._is_checked = False
+        self.problem = ""
+        """Why the store could not be used the last time; empty when it could."""
+        self.on_gone: Callable[[str, str], None] = lambda _session_id, _principal: None
+        """Called when a session that slept here turns out to go on elsewhere, or to be over."""
+
+    # For whoever wants a session
+
+    async def standing(self, session_id: str) -> Standing:
+        """Return how a session stands in the store."""
+        await self._check()
+        return await self._soon(self._standing, session_id)
+
+    async def owner(self, session_id: str, number: int) -> Owner:
+        """Return what an owner object says."""
+        return await self._soon(self._read_owner, session_id, number)
+
+    async def head(self, session_id: str, number: int) -> Head:
+        """Return what is known of a bundle."""
+        return await self._soon(self._read_head, session_id, number)
+
+    async def bring(
+        self,
+        session_id: str,
+        principal: str,
+        make_room: Callable[[], Awaitable[None]],
+        *,
+        after_loss: bool = False,
+    ) -> Standing | None:
+        """See that a sleeping session of the caller's can be woken here: that it is ours, and that its bundle is here.
+
+        Nothing happens where it is awake here, unknown, or another's: the registry says so. With `after_loss` it goes
+        on from its latest bundle although a server had it awake since, which its caller has told before. `make_room` is
+        called before it becomes ours. Returns how it stood, if the store was asked.
+        """
+        if not has_id_form(session_id):
+            return None
+        # Not cancelled with its caller, because a session that is half brought is nobody's.
+        work = self._bring(session_id, principal, make_room, after_loss=after_loss)
+        try:
+            return await asyncio.shield(self._spawn(work))
+        except StoreFailed as error:
+            log.warning("session %s cannot be brought from the store: %s", session_id, error)
+            raise Busy(
+                f"whether session {session_id} may go on here is asked of the store, which cannot be used now",
+                hint="Make the same call again in 30 seconds; the server's operator finds the reason in its log",
+            ) from error
+
+    async def _bring(
+        self, session_id: str, principal: str, make_room: Callable[[], Awaitable[None]], *, after_loss: bool
+    ) -> Standing | None:
+        async with self._turns.setdefault(session_id, asyncio.Lock()):
+            found = self.records.find(session_id)
+            if found is not None and (found.principal != principal or found.state == "live"):
+                return None
+            if found is not None and found.state == "gone" and found.is_pending:
+                return None  # it is over, and the store hears of it as soon as it can
+            if found is not None and found.state == "asleep":
+                await self._stop_putting(session_id)
+                self._too_large.pop(session_id, None)
+                found = self.records.find(session_id)
+                if found is None or (found.state == "asleep" and found.is_free):
+                    return None
+            if found is None and self._is_known_unknown(session_id, principal):
+                return None
+            standing = await self.standing(session_id)
+            if found is not None and found.owned < 0:
+                found = self._settled(session_id, found, standing)
+                if found.is_free:
+                    return standing
+            if not standing.next > 1:
+                return self._nothing_stored(session_id, principal, found, standing)
+            if standing.owner > standing.head and await self._ends(session_id, found, standing):
+                return standing
+            if found is None or found.bundle != standing.head:
+                head = await self.head(session_id, standing.head) if standing.head else None
+                if head is None or head.principal != principal:
+                    self._note_unknown(session_id, principal)
+                    return None
+            await make_room()
+            origin, owned = await self._claim(session_id, standing, after_loss=after_loss)
+            try:
+                await self._take(session_id, principal, found, origin, owned)
+            except BelljarError:
+                with suppress(StoreFailed):  # for others to try
+                    await self._soon(self.store.delete, [_name(session_id, owned, "owner")])
+                raise
+            return standing
+
+    def _nothing_stored(
+        self, session_id: str, principal: str, found: BundleRecord | None, standing: Standing
+    ) -> Standing:
+        """Go on with what is here of a session of which the store has nothing any more."""
+        if found is None or found.state != "asleep":
+            self._note_unknown(session_id, principal)
+        else:
+            log.warning("session %s is not in the store any more, and goes on from what is here of it", session_id)
+            self.records.change(session_id, found, bundle=0, owned=0)
+        return standing
+
+    async def _ends(self, session_id: str, found: BundleRecord | None, standing: Standing) -> bool:
+        """Return whether a session is over, and record here that it is."""
+        owner = await self.owner(session_id, standing.owner)
+        if (
+            owner.end
+            and found is not None
+            and found.state == "asleep"
+            and self.records.end(session_id, found, owner.end)
+        ):
+            self.on_gone(session_id, found.principal)
+            await asyncio.to_thread(remove_tree, self._folder / session_id)
+        return bool(owner.end)
+
+    async def _claim(self, session_id: str, standing: Standing, *, after_loss: bool) -> tuple[int, int]:
+        """Make the next owner object, or find that it is ours; return the bundle it goes on from, and its number."""
+        for _ in range(_TRIES):
+            if standing.owner > standing.head:
+                owner = await self.owner(session_id, standing.owner)
+                if owner.directory == self.directory and not self._is_anothers(owner.run):
+                    return standing.head, standing.owner  # this server, or one before it, was stopped after it made it
+                if not after_loss:
+                    raise Busy(
+                        f"session {session_id} is open at another server ({owner.host}, since {iso(owner.at)})",
+                        hint="Use it there; once it sleeps, any server of the store wakes it",
+                    )
+            number = standing.next
+            own = Owner(self.directory, self._run, socket.gethostname(), time.time(), standing.head, self._journal.tag)
+            is_made = await self._soon(self._put_owner, session_id, number, own)
+            now = await self.standing(session_id)
+            # Looked at again, because whoever had it meanwhile may have put it and tidied away what we would have seen.
+            if is_made and (now.head, now.owner) == (standing.head, number):
+                return standing.head, number
+            if is_made:
+                await self._soon(self.store.delete, [_name(session_id, number, "owner")])
+            standing = now
+            if not standing.head:
+                break
+        raise Busy(
+            f"session {session_id} is being woken by another server", hint="Make the same call again in 5 seconds"
+        )
+
+    async def _take(self, session_id: str, principal: str, found: BundleRecord | None, origin: int, owned: int) -> None:
+        """Have a session that is ours sleep here, from the folder if that is its bundle, else from the store."""
+        is_cached = found is not None and found.state == "asleep" and found.bundle == origin
+        if is_cached and found is not None and (self._folder / session_id).is_dir():
+            if not self.records.change(session_id, found, bundle=origin, owned=owned):
+                raise Busy(f"session {session_id} changes", hint="Make the same call again")
+            return
+        await self._in_thread(self._fetch, session_id, principal, origin, owned)
+        metrics.bundles.add("fetched")
+        ids = {"session_id": session_id, "principal": pseudonym(principal)}
+        log.info("session %s is brought from the store, as of bundle %d", session_id, origin, extra=ids)
+
+    async def keep(self, session_id: str) -> bool:
+        """Have a session that sleeps in the store here as well, for lists and for a quick wake; claim nothing.
+
+        Return False where there is none, or where what is here is as new.
+        """
+        async with self._turns.setdefault(session_id, asyncio.Lock()):
+            standing, found = await self.standing(session_id), self.records.find(session_id)
+            is_kept = found is not None and (found.state == "live" or found.is_pending or found.bundle == standing.head)
+            if not standing.is_asleep or is_kept:
+                return False
+            head = await self.head(session_id, standing.head)
+            await self._in_thread(self._fetch, session_id, head.principal, standing.head, 0)
+            return True
+
+    async def all(self) -> dict[str, Standing]:
+        """Return how every session in the store stands."""
+        await self._check()
+        found: dict[str, list[StoredObject]] = {}
+        for each in await self._in_thread(self.store.list, "sessions"):
+            session_id = each.name.split("/")[1]
+            if has_id_form(session_id):
+                found.setdefault(session_id, []).append(each)
+        return {session_id: _standing(objects) for session_id, objects in found.items()}
+
+    def is_free(self, session_id: str) -> bool:
+        """Return whether a session that sleeps here may be woken without asking the store."""
+        found = self.records.find(session_id)
+        return found is None or found.is_free
+
+    # For sessions that sleep
+
+    def put_later(self) -> None:
+        """Put what sleeps here and is not in the store yet, and tell it of what is over."""
+        self._news.set()
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many sessions are here alone, by the reason."""
+        pending = self._own_pending()
+        large = sum(session_id in self._too_large for session_id in pending)
+        reason = "failing" if self.problem else "queued"
+        return {"queued": 0, "failing": 0, "too_large": large} | {reason: len(pending) - large}
+
+    async def run(self) -> None:
+        """Put what waits whenever there is news, and again after a while where it could not be put."""
+        self._remove_half_brought()
+        while True:
+            self._news.clear()
+            is_done = await self.put_all()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_done else RETRY_S):
+                    await self._news.wait()
+
+    async def put_all(self) -> bool:
+        """Put everything that waits, some at once; return False where something has to be tried again."""
+        pending = [each for each in self._own_pending() if each not in self._too_large]
+        if not pending:
+            return True
+        try:
+            await self._check()
+        except BelljarError as error:
+            self._note_problem(error)
+            return False
+        done = await asyncio.gather(*(self.put(each) for each in pending))
+        return all(done)
+
+    async def put(self, session_id: str) -> bool:
+        """Put one session that sleeps here; return False where that has to be tried again."""
+        if (running := self._puts.get(session_id)) is None:
+            running = self._puts[session_id] = _Put()
+        if running.task is None:
+            running.task = self._spawn(self._put_safely(session_id, running))
+        return await asyncio.shield(running.task)
+
+    async def _stop_putting(self, session_id: str) -> None:
+        """See that a session is put no more, or wait until its head is."""
+        running = self._puts.get(session_id)
+        if running is not None and running.is_past_stopping and running.task is not None:
+            await asyncio.wait([running.task])
+        elif running is not None:
+            # What it has of the bundle counts for nothing, so there is no need to wait for a slow store.
+            running.is_wanted = True
+            del self._puts[session_id]
+
+    async def _put_safely(self, session_id: str, running: "_Put") -> bool:
+        async with self._slots:
+            try:
+                await self._check()
+                await self._put(session_id, running)
+            except Aborted:
+                return True
+            except TooLarge as error:
+                self._too_large[session_id] = time.time()
+                hint = "bundle_mb is the limit" if "bytes" in error.message else ""
+                log.warning("session %s sleeps here only: %s. %s", session_id, error.message, hint)
+                metrics.bundles.add("too_large")
+            except BelljarError as error:
+                self._note_problem(error)
+                return False
+            except Exception:
+                # What is wrong with one session must not keep the others from being put.
+                log.exception("session %s could not be put into the store", session_id)
+                return False
+            else:
+                self._note_no_problem()
+            finally:
+                if self._puts.get(session_id) is running:
+                    del self._puts[session_id]
+            return True
+
+    async def _put(self, session_id: str, running: "_Put") -> None:
+        self._journal.commit()
+        found = self.records.find(session_id)
+        if found is None or not found.is_pending or running.is_wanted:
+            return
+        standing = await self._soon(self._standing, session_id)
+        if found.state == "gone":
+            await self._delete(session_id, found, standing)
+            return
+        if found.owned < 0:
+            found = self._settled(session_id, found, standing)
+            if not found.is_pending:
+                return
+        if found.bundle < 0 and standing.is_asleep and standing.head == -found.bundle:
+            found = await self._own_again(session_id, found, standing)
+        number = found.owned or 1
+        if found.bundle < 0 or standing.owner > found.owned or standing.head >= number:
+            await self._part(session_id, found, standing)
+            return
+        head = await self._in_thread(self._put_bundle, session_id, number, running)
+        if running.is_wanted or not self.records.change(session_id, found, bundle=found.bundle, owned=-number):
+            raise Aborted("the session is wanted")
+        running.is_past_stopping = True  # with no pause since the change, so nobody has found it stoppable
+        await self._in_thread(self._put_head, session_id, number, head)
+        self.records.change(session_id, found._replace(owned=-number), bundle=number, owned=0)
+        metrics.bundles.add("put")
+        log.info("session %s is in the store, as bundle %d", session_id, number, extra={"session_id": session_id})
+        await self._in_thread(self._tidy, session_id, standing, number)
+
+    async def _own_again(self, session_id: str, found: BundleRecord, standing: Standing) -> BundleRecord:
+        """Own a session that went on here while the settings named no store, and that nobody else has used since."""
+        origin, owned = await self._claim(session_id, standing, after_loss=False)
+        if not self.records.change(session_id, found, bundle=origin, owned=owned):
+            raise Aborted("the session is wanted")
+        return found._replace(bundle=origin, owned=owned)
+
+    async def _part(self, session_id: str, found: BundleRecord, standing: Standing) -> None:
+        """Give up what is here of a session that goes on elsewhere, or is over there."""
+        where = "in the store"
+        if standing.owner > standing.head:
+            owner = await self.owner(session_id, standing.owner)
+            where = f"at {owner.host}"
+            if owner.end:
+                where = ""
+        end = f"goes on {where}: what was here since is not in it" if where else "was ended at another server"
+        if self.records.end(session_id, found, end):
+            log.warning("session %s %s", session_id, end, extra={"session_id": session_id})
+            self.on_gone(session_id, found.principal)
+            await asyncio.to_thread(remove_tree, self._folder / session_id)
+
+    async def _delete(self, session_id: str, found: BundleRecord, standing: Standing) -> None:
+        """Delete a session from the store that is over here, unless it goes on elsewhere."""
+        owned = abs(found.owned)
+        is_ours = owned > 0 and standing.owner <= owned
+        if standing.next > 1 and (is_ours or (standing.is_asleep and standing.head == abs(found.bundle))):
+            number = standing.next
+            end = Owner(self.directory, self._run, socket.gethostname(), time.time(), 0, self._journal.tag, found.end)
+            if not await self._soon(self._put_owner, session_id, number, end):
+                return  # somebody goes on with it at this moment
+            await self._in_thread(self._tidy, session_id, standing, number)
+        self.records.change(session_id, found, bundle=0, owned=0)
+
+    def _settled(self, session_id: str, found: BundleRecord, standing: Standing) -> BundleRecord:
+        """Return what is so of a session whose head was being put when its server ended."""
+        number = -found.owned
+        is_put = standing.head >= number
+        settled = found._replace(
+            bundle=number if is_put else found.bundle, owned=0 if is_put or not found.bundle else number
+        )
+        self.records.change(session_id, found, bundle=settled.bundle, owned=settled.owned)
+        return settled
+
+    # Around it
+
+    async def settle(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Stop what is under way, as far as it can be, and end the threads."""
+        for running in self._puts.values():
+            running.is_wanted = True
+        await self.settle()
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+
+    async def check(self) -> None:
+        """Refuse a store that cannot be used, or that has another key."""
+        await self._check()
+
+    async def _check(self) -> None:
+        if not self._is_checked:
+            await self._soon(self._check_key)
+            self._is_checked = True
+
+    def _check_key(self) -> None:
+        mark = b"".join(self._sealer.seal(MARK, [b"belljar"]))
+        if not self.store.put_new(MARK, mark):
+            b"".join(self._sealer.open(MARK, self.store.read(MARK, _MOST_SMALL_BYTES))[1])
+
+    def _note_problem(self, error: BelljarError) -> None:
+        if error.message != self.problem:
+            log.warning("%s; sessions sleep on this disk meanwhile, and are put later", error)
+        self.problem = error.message
+        metrics.bundles.add("failed")
+
+    def _note_no_problem(self) -> None:
+        if self.problem:
+            log.warning("the store %s can be used again", self.store.url)
+        self.problem = ""
+
+    def _own_pending(self) -> list[str]:
+        """Return the sessions here that wait for the store, but for those that another server of this folder has."""
+        return [session_id for session_id, run in self.records.pending() if not self._is_anothers(run)]
+
+    def _is_anothers(self, run: str) -> bool:
+        return run != self._run and is_living(self._runs, run)
+
+    def _is_known_unknown(self, session_id: str, principal: str) -> bool:
+        return self._unknown.get((session_id, principal), 0.0) > time.monotonic()
+
+    def _note_unknown(self, session_id: str, principal: str) -> None:
+        """Remember for a moment what the caller asked for in vain, so that guesses cost the store little."""
+        if len(self._unknown) >= _MOST_UNKNOWN:
+            del self._unknown[next(iter(self._unknown))]
+        self._unknown[session_id, principal] = time.monotonic() + UNKNOWN_S
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _in_thread(self, work: Callable[..., T], *values: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *values)
+
+    async def _soon(self, work: Callable[..., T], *values: Any) -> T:
+        """Do what is little work for a store that works."""
+        try:
+            async with asyncio.timeout(SOON_S):
+                return await self._in_thread(work, *values)
+        except TimeoutError as error:
+            raise StoreFailed(f"the store {self.store.url} gives no answer in {SOON_S:g} s") from error
+
+    # In threads
+
+    def _standing(self, session_id: str) -> Standing:
+        return _standing(self.store.list(f"sessions/{session_id}"))
+
+    def _read_owner(self, session_id: str, number: int) -> Owner:
+        values = self._values(_name(session_id, number, "owner"), _MOST_SMALL_BYTES)
+        try:
+            return Owner(**values)
+        except TypeError as error:
+            raise _later(session_id) from error
+
+    def _put_owner(self, session_id: str, number: int, owner: Owner) -> bool:
+        name = _name(session_id, number, "owner")
+        return self.store.put_new(name, b"".join(self._sealer.seal(name, [_as_json(owner)])))
+
+    def _read_head(self, session_id: str, number: int) -> Head:
+        values = self._values(_name(session_id, number, "head"), _MOST_HEAD_BYTES)
+        try:
+            return Head(**values)
+        except TypeError as error:
+            raise _later(session_id) from error
+
+    def _values(self, name: str, most: int) -> dict[str, Any]:
+        """Return the values of a small object, which was sealed, so a server of ours wrote it."""
+        values: dict[str, Any] = json.loads(b"".join(self._sealer.open(name, self.store.read(name, most))[1]))
+        tuples = {key: tuple(cast("list[str]", value)) for key, value in values.items() if isinstance(value, list)}
+        return values | tuples
+
+    def _put_bundle(self, session_id: str, number: int, running: "_Put") -> Head:
+        most = (self._settings.bundle_mb or 0) * MEBIBYTE
+        path, name = self._journal.path, _name(session_id, number, f"{secrets.token_hex(4)}.bundle")
+        head = _head_of(rows_of(path, session_id))
+        packing = Packing(
+            self._folder / session_id,
+            rows_of(path, session_id),
+            most * MOST_RATIO if most else 1 << 62,
+            lambda: running.is_wanted,
+        )
+        sealed = self._sealer.seal(name, compressed(packing.chunks()), compression=compression())
+        self.store.put(name, _limited(sealed, most))
+        return replace(head, bundle=name, size_bytes=packing.size_bytes)
+
+    def _put_head(self, session_id: str, number: int, head: Head) -> None:
+        name = _name(session_id, number, "head")
+        self.store.put(name, self._sealer.seal(name, [_as_json(head)]))
+
+    def _tidy(self, session_id: str, standing: Standing, number: int) -> None:
+        """Delete what is older than an object that is there now: heads last, because whatever has one is looked for."""
+        old = [each.name for each in standing.objects if _number(each.name) < number]
+        self.store.delete(sorted(old, key=lambda name: (name.endswith(".head"), name)))
+
+    def _fetch(self, session_id: str, principal: str, number: int, owned: int) -> None:
+        """Unpack a bundle into this data directory, in place of what there is of its session."""
+        most = (self._settings.bundle_mb or 0) * MEBIBYTE
+        head = self._read_head(session_id, number)
+        if most and head.size_bytes > most * MOST_RATIO:
+            raise TooLarge(
+                f"session {session_id} unpacks to {head.size_bytes:,} bytes, and {most * MOST_RATIO:,} are allowed",
+                hint="Set bundle_mb as it is at the server that put it",
+            )
+        entry = RowsEntry(self._journal.path, session_id, principal, self._run)
+        try:
+            place = self._folder / f"{BRINGING}{self._run}-{session_id}"
+            most_sealed = int(most * _SEALED_MORE) + MEBIBYTE if most else 1 << 62
+            told, content = self._sealer.open(head.bundle, self.store.read(head.bundle, most_sealed))
+            with unpacking(place) as target:
+                plain = decompressed(content, str(told.get("compression")), head.size_bytes)
+                unpack(plain, target, entry.add)
+                remove_tree(self._folder / session_id)
+                target.rename(self._folder / session_id)
+            entry.finish(number, owned)
+        except ObjectMissing as error:
+            raise BundleRefused(f"bundle {number} of session {session_id} is missing in the store") from error
+        finally:
+            entry.close()
+
+    def _remove_half_brought(self) -> None:
+        """Remove what servers that were killed had begun to unpack."""
+        for path in self._folder.glob(f"{BRINGING}*"):
+            run = path.name.removeprefix(BRINGING).rpartition("-")[0]
+            if not self._is_anothers(run):
+                remove_tree(path)
+
+
+class _Put:
+    """One session on its way into the store."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[bool] | None = None
+        self.is_wanted = False
+        """Set when somebody wants to wake it; read by the thread that packs it."""
+        self.is_past_stopping = False
+
+
+def _later(session_id: str) -> BundleRefused:
+    return BundleRefused(
+        f"what the store has of session {session_id} is of a later belljar", hint="Upgrade belljar on this machine"
+    )
+
+
+def _limited(content: Iterator[bytes], most: int) -> Iterator[bytes]:
+    size = 0
+    for chunk in content:
+        size += len(chunk)
+        if most and size > most:
+            raise TooLarge(f"its bundle has more than {most:,} bytes")
+        yield chunk
+
+
+def _head_of(rows: Iterator[tuple[str, dict[str, Any]]]) -> Head:
+    """Return the head of a session's rows, without its size."""
+    ids: dict[str, list[str]] = {"executions": [], "runs": [], "identifiers": []}
+    session: dict[str, Any] = {}
+    for table, row in rows:
+        if table == "sessions":
+            session = row
+        elif table in ids:
+            ids[table].append(row["identifier" if table == "identifiers" else "id"])
+    return Head(
+        principal=session["principal"],
+        environment=session["environment"],
+        slept_at=session["used_at"],
+        end=session["end"],
+        variables=tuple(json.loads(session["variables"])),
+        unkept=tuple(json.loads(session["unkept"])),
+        executions=tuple(ids["executions"]),
+        runs=tuple(ids["runs"]),
+        identifiers=tuple(ids["identifiers"]),
+        bundle="",
+        size_bytes=0,
+    )
+
+
+def _as_json(value: Owner | Head) -> bytes:
+    return json.dumps({name: getattr(value, name) for name in value.__slots__}).encode()
+
+
+def _name(session_id: str, number: int, kind: str) -> str:
+    return f"sessions/{session_id}/{number:010}.{kind}"
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("/")[2].partition(".")[0]
+    return int(digits) if digits.isdecimal() and len(digits) < 18 else 0
+
+
+def _standing(objects: list[StoredObject]) -> Standing:
+    numbers = {
+        kind: max((_number(each.name) for each in objects if each.name.endswith(kind)), default=0)
+        for kind in (".head", ".owner")
+    }
+    return Standing(numbers[".head"], numbers[".owner"], tuple(objects))
+
+
+def _directory_id(data_directory: Path) -> str:
+    """Return the id of a data directory, drawn when it is first wanted."""
+    path = data_directory / "store-id"
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(8))
+    return path.read_text().strip()
