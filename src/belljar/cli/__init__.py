@@ -63,6 +63,10 @@ COMMANDS: dict[str, CommandEntry] = {
         takes_rest=True,
         other_platforms="other_platforms:run_command",
     ),
+    "map": CommandEntry(
+        "map:command",
+        "Run many pieces of code, each in a fork of one session or a new session, and write a line for each result.",
+    ),
     "sessions": CommandEntry(
         "sessions:command",
         "List the sessions of all running servers of this data directory, once or, with --watch, every second.",
