@@ -148,6 +148,9 @@ LONG_TESTS = frozenset(
     {
         "test_a_clock_that_jumps_ends_nothing[-31536000]",
         "test_a_jupyter_front_end_shares_the_agents_session[tcp]",
+        "test_a_key_without_a_session_waits_while_its_machine_is_away",
+        "test_a_machine_that_is_frozen_is_waited_for_and_keeps_its_sessions",
+        "test_a_machine_that_is_killed_and_listed_as_gone_is_told_once_and_comes_back[legacy]",
         "test_a_jupyter_kernel_installs_and_proves_too",
         "test_a_larger_example_says_what_it_promises",
         "test_a_managed_one_is_created_listed_and_removed",

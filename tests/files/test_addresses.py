@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from belljar.egress.rules import refusal, refusal_of_chosen
+from belljar.egress.rules import refusal, refusal_of_chosen, reserve_for_fleet
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "20.60.0.1", "2606:4700::1111", "64:ff9b::808:808"])
@@ -82,3 +82,18 @@ def test_a_host_that_the_operator_chose_may_be_anywhere(text: str) -> None:
 )
 def test_but_no_metadata_service_and_no_other_link(text: str) -> None:
     assert refusal_of_chosen(ip_address(text))
+
+
+def test_machines_of_a_fleet_are_never_reached_and_services_of_this_one_may_be():
+    reserve_for_fleet([("93.184.216.34", 8100), ("127.0.0.1", 8100)])
+    try:
+        for port in (8100, 6379):
+            assert refusal(ip_address("93.184.216.34"), port, allow_private=True) == "a machine of this server's fleet"
+        assert refusal(ip_address("64:ff9b::5db8:d822"), 443, allow_private=True)
+        assert refusal(ip_address("127.0.0.1"), 8100, allow_private=True)
+        assert refusal(ip_address("127.0.0.1"), 3141, allow_private=True) == ""
+        assert refusal_of_chosen(ip_address("93.184.216.34"), 8100)
+        assert refusal_of_chosen(ip_address("93.184.216.34"), 443) == ""
+    finally:
+        reserve_for_fleet([])
+    assert refusal(ip_address("93.184.216.34"), 8100, allow_private=True) == ""

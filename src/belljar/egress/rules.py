@@ -6,7 +6,7 @@ and count some metadata services as public.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ PACKAGES = "packages"
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _MAX_NAME = 253
+_OF_FLEET = "a machine of this server's fleet"
 # Below a country's domain these are registries of their own: `*.co.uk` is no narrower than `*.com`.
 _REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "mil", "ne", "net", "or", "org"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
@@ -55,6 +56,8 @@ _NEVER: tuple[Network, ...] = (
 )
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_fleet: set[tuple[Address, int]] = set()
+"""Where the servers of a fleet answer each other: no session reaches their machines, whatever is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +173,21 @@ def _checked_below(host: str, text: str) -> str:
     return plain
 
 
-def refusal(address: Address, *, allow_private: bool) -> str:
+def reserve_for_fleet(addresses: Iterable[tuple[str, int]]) -> None:
+    """Keep sessions away from these addresses and ports from now on, and from no others of a fleet."""
+    found = {(ip_address(address), port) for address, port in addresses}
+    _fleet.clear()
+    _fleet.update(found)
+
+
+def refusal(address: Address, port: int = 0, *, allow_private: bool) -> str:
     """Return why the host must not connect to an address, or empty if it may. Metadata services are always refused."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         # Hosts without IPv4 see the whole IPv4 internet behind this prefix.
-        return refusal(IPv4Address(int(address) & 0xFFFFFFFF), allow_private=allow_private)
+        return refusal(IPv4Address(int(address) & 0xFFFFFFFF), port, allow_private=allow_private)
+    # On this machine itself there are other services that an operator may allow.
+    if (address, port) in _fleet or (not address.is_loopback and any(address == machine for machine, _ in _fleet)):
+        return _OF_FLEET
     if _is_in(address, _METADATA):
         return "a metadata service"
     if _is_in(address, _PRIVATE):
@@ -183,10 +196,12 @@ def refusal(address: Address, *, allow_private: bool) -> str:
     return "an address that is not public" if is_odd or _is_in(address, _NEVER) else ""
 
 
-def refusal_of_chosen(address: Address) -> str:
+def refusal_of_chosen(address: Address, port: int = 0) -> str:
     """Return the same for a host that the operator named: private addresses are allowed, metadata services not."""
     if isinstance(address, IPv6Address) and address in _NAT64:
-        return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF))
+        return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF), port)
+    if (address, port) in _fleet:
+        return _OF_FLEET
     if _is_in(address, _METADATA):
         return "a metadata service"
     is_unusable = address.is_link_local or address.is_multicast or address.is_unspecified

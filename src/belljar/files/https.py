@@ -233,7 +233,7 @@ async def _exchange_with(
         )
     addresses = await _resolve(target)
     for address in addresses:
-        if reason := refusal(address, allow_private=reach.allow_private):
+        if reason := refusal(address, target.port, allow_private=reach.allow_private):
             raise InvalidArgument(
                 f"{target} leads to {reason}, which is not fetched",
                 hint="Use a public URL, or upload the content as text or base64",

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -187,9 +187,9 @@ class Addresses:
         return [Listed(checked_url(url, "it", trusts_network=self._trusts_network), name=name) for url in urls]
 
 
-async def numbers_of(urls: Mapping[str, object]) -> dict[str, list[str]]:
+async def numbers_of(urls: Iterable[str]) -> dict[str, list[str]]:
     """Return the IP addresses of each machine, as far as its name has any at the moment."""
-    loop = asyncio.get_running_loop()
+    loop, urls = asyncio.get_running_loop(), [*urls]
 
     async def resolve(url: str) -> list[str]:
         parts = urlsplit(url)

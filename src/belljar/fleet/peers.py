@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from belljar import metrics
 from belljar.engine.contract import Engine
@@ -554,11 +554,6 @@ class Peers:
     def states(self) -> Counter[str]:
         """Return how many servers of other machines are in each state."""
         return Counter(host.state for host in self.hosts.values() if host.refusal != _SELF)
-
-    def addresses(self) -> list[tuple[str, int]]:
-        """Return host and port of each address that belongs to the fleet."""
-        parts = [urlsplit(url) for url in self.hosts]
-        return [(part.hostname or "", part.port or 0) for part in parts]
 
 
 def away() -> Busy:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
@@ -24,9 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import metrics
 from belljar.distribution import own_version
+from belljar.egress.rules import reserve_for_fleet
 from belljar.engine.contract import Engine
 from belljar.errors import BelljarError, Busy
-from belljar.fleet.addresses import Addresses, check_fleet
+from belljar.fleet.addresses import Addresses, check_fleet, numbers_of
 from belljar.fleet.assertions import ASSERTION, FleetKey
 from belljar.fleet.identity import room_of, settings_digests, whole_digest
 from belljar.fleet.inner_app import (
@@ -57,6 +58,8 @@ from belljar.servers import FLEET_SOCKET, WORKERS, directory_id
 
 _INFOS: Final = TypeAdapter(list[SessionInfo])
 MOST_HOPS: Final = 3
+_NAMES_S: Final = 5.0
+"""How often the addresses of machines are looked up that have names."""
 _OF_BROWSERS: Final = ("/console", "/api/v1/", "/frames/")
 _COOKIE: Final = re.compile(r"(?:__Host-)?belljar-[0-9]+=([^;]+)")
 _ENTER: Final = "/console/enter"
@@ -126,12 +129,37 @@ class Fleet:
                 listener = open_asserted_app(self.runtime, host, port, app, self._key, self._tls)
                 await stack.enter_async_context(listener)
             await stack.enter_async_context(self.peers.watching())
+            if self._key is not None:
+                await stack.enter_async_context(self._keeping_sessions_away())
             sessions.list_others = self._list_others
             self.runtime.parts["fleet"] = self
             try:
                 yield
             finally:
                 sessions.list_others = None
+
+    @asynccontextmanager
+    async def _keeping_sessions_away(self) -> AsyncGenerator[None]:
+        """Refuse sessions the way to the machines of the fleet, until the block ends."""
+
+        async def keep() -> None:
+            known: tuple[str, ...] = ()
+            found: dict[str, list[str]] = {}
+            while True:
+                urls = tuple(self.peers.hosts)
+                if urls != known or any(urlsplit(url).hostname not in numbers for url, numbers in found.items()):
+                    found = await numbers_of(urls)
+                    reserve_for_fleet((one, urlsplit(url).port or 0) for url in urls for one in found[url])
+                    known = urls
+                await asyncio.sleep(_NAMES_S)
+
+        work = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            reserve_for_fleet([])
 
     def _number(self) -> int:
         """Return the number of this server among those of its machine."""

@@ -132,8 +132,10 @@ class UvSandbox:
             # The operator may choose an index at a private address. Where the index's answers lead is not the
             # operator's choice, so other private addresses are refused.
             if not rule.is_configured:
-                return "" if address in chosen else refusal(ip_address(address), allow_private=allow_private)
-            reason = refusal_of_chosen(ip_address(address))
+                if address in chosen:
+                    return ""
+                return refusal(ip_address(address), rule.port, allow_private=allow_private)
+            reason = refusal_of_chosen(ip_address(address), rule.port)
             if not reason:
                 chosen.add(address)
             return reason

@@ -225,5 +225,5 @@ def _certificates() -> dict[str, str]:
     return {name: path for name, path in chosen if any(Path(path).is_relative_to(tree) for tree in _SHOWN)}
 
 
-def _judge(address: str, _: Rule, *, allow_private: bool) -> str:
-    return refusal(ip_address(address), allow_private=allow_private)
+def _judge(address: str, rule: Rule, *, allow_private: bool) -> str:
+    return refusal(ip_address(address), rule.port, allow_private=allow_private)
