@@ -37,7 +37,7 @@ from belljar.sandboxes.base import HandoverProvider, HostPathProvider, Provider
 from belljar.sandboxes.limits.host_memory import memory_shortage
 from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
-from belljar.sessions.registry import Registry, open_registry
+from belljar.sessions.registry import Registry, kept_up
 from belljar.sessions.takeover import Takeover, recover
 from belljar.settings import Settings, variable
 from belljar.settings.azure import AZURE
@@ -226,17 +226,19 @@ async def open_runtime(
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                open_registry(
-                    guardrails,
-                    redactors,
-                    sessions,
-                    journal,
-                    records,
-                    starter,
-                    handover,
-                    plugins,
-                    library,
-                    _open_stored(settings, sessions, journal, name),
+                kept_up(
+                    Registry(
+                        guardrails,
+                        redactors,
+                        sessions,
+                        journal,
+                        records,
+                        starter,
+                        handover,
+                        plugins,
+                        library,
+                        _open_stored(settings, sessions, journal, name),
+                    ),
                     fills_pool=prepares,
                 ) as registry,
                 aclosing(LateEngine(registry, settings.data_directory, name)) as late_engine,

@@ -448,16 +448,17 @@ async def test_a_jupyter_session_is_refused_with_the_reason(caller: Caller, sess
 
 
 async def test_where_it_is_turned_off_it_is_refused_with_the_reason(default_environment: Environment, tmp_path: Path):
-    off = {"fork_start": False, "checkpoints": 0, "max_sessions": 1, "pool_size": 0}
+    off = {"fork_start": False, "checkpoints": 0, "max_sessions": 2, "pool_size": 0}
     async with (
         opened_runtime(default_environment, tmp_path, **off) as runtime,
         connected(runtime) as caller,
     ):
         session_id = (await caller.execute("x = 1")).session_id
+        busy = await caller.execute(held(), wait_s=0)
         assert "max_sessions" in await caller.refusal("fork_session", session_id=session_id)
+        await caller.fields("clear_session", session_id=busy.session_id)
         refusal = await caller.refusal("rewind_session", session_id=session_id, to=1)
         assert "checkpoints is 0" in refusal
-        runtime.sessions.settings = runtime.settings.model_copy(update={"max_sessions": 2})
         refusal = await caller.refusal("fork_session", session_id=session_id)
         assert refusal.startswith("copy-refused: ")
         assert "fork_start" in refusal

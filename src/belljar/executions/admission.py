@@ -1,4 +1,4 @@
-"""Admission of executions: how many run at once in all sessions, and how much memory must stay free.
+"""Admission: how many sessions are open, how many executions run at once in all of them, how much memory stays free.
 
 Executions of one principal start in the order they were submitted. Between principals the slots go round, so that a
 principal who submits a thousand cells delays another by one of them, and cannot fill the queue for the others.
@@ -6,12 +6,12 @@ principal who submits a thousand cells delays another by one of them, and cannot
 
 import asyncio
 import resource
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from belljar.errors import Busy
+from belljar.errors import MORE_DESCRIPTORS, Busy
 from belljar.settings import Settings
 
 _BASE_DESCRIPTORS = 16
@@ -121,6 +121,70 @@ class Admission:
                 turn.set_result(None)
                 return
         self.running -= 1
+
+
+class SessionRoom:
+    """Who may open a session more. `owners` returns the principal of each session that is open."""
+
+    def __init__(self, settings: Settings, admission: Admission, owners: Callable[[], Collection[str]]) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._owners = owners
+        self._expected: Counter[str] = Counter()
+
+    @property
+    def _most_per_owner(self) -> int:
+        most, share = most_sessions(self._settings), self._settings.owner_share
+        return most if self._settings.only_owner else max(1, int(most * share))
+
+    def _count(self) -> int:
+        """Return how many sessions are open or being forked."""
+        return len(self._owners()) + self._expected.total()
+
+    def giver(self, principal: str) -> str | None:
+        """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
+        if self._count() < self._most_per_owner:
+            return None  # without a look at all owners
+        counts = Counter(self._owners()) + self._expected
+        if counts[principal] >= self._most_per_owner:
+            return principal
+        if self._count() < most_sessions(self._settings):
+            return None
+        largest = max(counts, key=lambda owner: (counts[owner], owner == principal))
+        return largest if counts[largest] > counts[principal] + 1 else principal
+
+    @contextmanager
+    def expecting(self, principal: str) -> Generator[None]:
+        """Keep the place of a session that the block opens later, after it has awaited something."""
+        self.check(principal)
+        self._expected[principal] += 1
+        try:
+            yield
+        finally:
+            self._expected[principal] -= 1
+            self._expected += Counter()  # removes those that are zero
+
+    def check(self, principal: str) -> None:
+        """Refuse another session where there is no room; whoever asks opens it before it awaits anything."""
+        own = [*self._owners()].count(principal) + self._expected[principal]
+        most, count = most_sessions(self._settings), self._count()
+        if own >= self._most_per_owner and count < most:
+            raise Busy(
+                f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "
+                f"allows {self._most_per_owner} for each owner",
+                hint="Wait for one to finish, stop it with interrupt_execution, or clear one with clear_session",
+            )
+        if count >= most:
+            hint = "Clear one with clear_session, or try" if own else "They are others': try"
+            hint = f"{hint} again when an idle one has expired"
+            if most < self._settings.max_sessions:
+                raise Busy(
+                    f"{count} sessions are open, the most that the server's {descriptor_limit()} file "
+                    "descriptors are enough for",
+                    hint=f"{hint}; {MORE_DESCRIPTORS}",
+                )
+            raise Busy(f"{most} sessions are open, the most that max_sessions allows", hint=hint)
+        self._admission.check_memory()
 
 
 def free_memory_mb() -> int | None:

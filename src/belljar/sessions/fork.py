@@ -1,8 +1,10 @@
 """Forks a session: a new one gets its kernel's memory, a copy of its folder, and its installed packages."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from belljar.environments.conda.prefix import relocate
 from belljar.errors import CopyRefused, TooLarge
@@ -17,6 +19,7 @@ from belljar.sessions.session import Session
 from belljar.settings import MEBIBYTE
 
 _NO_LIMIT = 2**62
+_Fork = TypeVar("_Fork")
 BY_STATE = "everything but variables and imports, because a session with a GPU is forked by saving and loading those"
 
 
@@ -62,6 +65,30 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
         raise
     variables = checkpoint.variables if checkpoint else origin.session_kernel.variables
     return ForkedKernel(folders, forked, variables, [*lost, *missing])
+
+
+async def side_by_side(
+    forks: Sequence[Coroutine[Any, Any, _Fork]], undo: Callable[[_Fork], Awaitable[None]]
+) -> tuple[list[_Fork], Exception | None]:
+    """Await several forks at once; return those that were made and why one was not, or raise where none was.
+
+    Those that are made nevertheless when the caller is cancelled are undone.
+    """
+    tasks = [asyncio.ensure_future(fork) for fork in forks]
+    try:
+        await asyncio.gather(*tasks, return_exceptions=True)
+    except asyncio.CancelledError:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                await undo(task.result())
+        raise
+    failures = [error for task in tasks if (error := task.exception()) is not None]
+    made = [task.result() for task in tasks if task.exception() is None]
+    expected = [error for error in failures if isinstance(error, Exception)]
+    if failures and (not made or len(expected) < len(failures)):
+        raise failures[0]
+    return made, expected[0] if expected else None
 
 
 async def _fork_by_state(

@@ -7,9 +7,8 @@ sessions that are gone, are in `history.py`.
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from belljar import metrics, tracing
 from belljar.change_signal import ChangeLog
-from belljar.errors import MORE_DESCRIPTORS, BelljarError, Busy, InvalidArgument, KernelDied, SessionNotFound
-from belljar.executions.admission import Admission, descriptor_limit, most_sessions
+from belljar.errors import BelljarError, Busy, InvalidArgument, KernelDied, SessionNotFound
+from belljar.executions.admission import Admission, SessionRoom
 from belljar.executions.execution import Execution
 from belljar.executions.shared_workspace import open_shared_workspaces
 from belljar.files.workspace import Workspace
@@ -40,7 +39,7 @@ from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
 from belljar.sessions.endings import SessionEndings
 from belljar.sessions.folders import SessionFolders
-from belljar.sessions.fork import ForkedKernel, fork_kernel
+from belljar.sessions.fork import ForkedKernel, fork_kernel, side_by_side
 from belljar.sessions.history import ExecutionHistory
 from belljar.sessions.pool import Pool, new_folders
 from belljar.sessions.session import Session, idle_time
@@ -109,8 +108,7 @@ class Registry:
             headroom_mb=settings.memory_headroom_mb,
         )
         self._sessions: dict[str, Session] = {}
-        self._expected: Counter[str] = Counter()
-        """How many sessions of each principal are being forked: they count as open."""
+        self._room = SessionRoom(settings, self.admission, lambda: [each.principal for each in self._sessions.values()])
         self.changes = ChangeLog()
         """What happens to its sessions, for monitors."""
         self.inbox = Inbox(QuestionRecords(journal), settings.ask_in_console)
@@ -154,7 +152,7 @@ class Registry:
         `gpus` is how many it shall have; None for as many as the settings say. `is_piece`: it is a map's.
         """
         kept_reason = _one_line_reason(reason)
-        self._check_room(principal)
+        self._room.check(principal)
         name = environment or self.settings.environment
         self.starter.environments.check(name)
         count = self.starter.gpus.count(name, gpus)
@@ -211,7 +209,7 @@ class Registry:
                 await self.make_room(principal, spared=origin)
                 try:
                     place = reserved.enter_context(ExitStack())
-                    place.enter_context(self._expecting(principal))
+                    place.enter_context(self._room.expecting(principal))
                 except Busy as error:
                     if not places:
                         raise
@@ -243,22 +241,12 @@ class Registry:
 
         async with origin.turn:
             await origin.session_kernel.ensure_started()
-            tasks = [asyncio.ensure_future(fork(place)) for place in places]
-            try:
-                await asyncio.gather(*tasks, return_exceptions=True)
-            except asyncio.CancelledError:
-                await asyncio.gather(*tasks, return_exceptions=True)
-                for task in tasks:
-                    if not task.cancelled() and task.exception() is None:
-                        await self.endings.delete(task.result()[0], "was forked for a caller who has gone")
-                raise
+            made, failure = await side_by_side(
+                [fork(place) for place in places],
+                lambda found: self.endings.delete(found[0], "was forked for a caller who has gone"),
+            )
             self.journal.commit()
-        failures = [error for task in tasks if (error := task.exception()) is not None]
-        made = [task.result() for task in tasks if task.exception() is None]
-        expected = [error for error in failures if isinstance(error, Exception)]
-        if failures and (not made or len(expected) < len(failures)):
-            raise failures[0]
-        return made, expected[0] if expected else None
+        return made, failure
 
     async def fork_for_map(
         self, origin: Session, reason: str, *, is_frozen: bool = False, kept_as_of: str = "", reseed: bool = False
@@ -267,7 +255,7 @@ class Registry:
 
         `is_frozen` says that nothing ever runs in the origin, so that forks of it need not take turns.
         """
-        with self._expecting(origin.principal):
+        with self._room.expecting(origin.principal):
             async with nullcontext() if is_frozen else origin.turn:
                 if is_frozen and (origin.session_kernel.kernel is None or not origin.session_kernel.kernel.is_alive()):
                     raise KernelDied("the process that the pieces of this map are forked from has ended")
@@ -311,12 +299,6 @@ class Registry:
 
     # Limits on sessions
 
-    @property
-    def _most_per_owner(self) -> int:
-        """Return how many sessions one owner may have open."""
-        most, share = most_sessions(self.settings), self.settings.owner_share
-        return most if self.settings.only_owner else max(1, int(most * share))
-
     async def make_room(self, principal: str, *, spared: Session | None = None) -> None:
         """Hibernate idle sessions until the principal may open one more, as far as there are any.
 
@@ -325,7 +307,7 @@ class Registry:
         """
         if not self.settings.hibernate:
             return  # an idle session would be lost
-        while (giver := self._giver(principal)) is not None:
+        while (giver := self._room.giver(principal)) is not None:
             idle = [session for session in self.of(giver) if session.is_idle and session is not spared]
             idle = [session for session in idle if self.endings.has_room_for(session)]
             if not idle or (giver == principal and self.records.has_asleep(principal, MAX_ASLEEP)):
@@ -333,55 +315,6 @@ class Registry:
             session = min(idle, key=lambda each: each.lease.expires_at)
             whose = "its owner's" if giver == principal else "another owner's"
             await self.endings.hibernate(session, f"made room for {whose} new session at {iso(time.time())}")
-
-    def _giver(self, principal: str) -> str | None:
-        """Return who has to give up a session so that the principal can open one more; None where nobody has to."""
-        if self._count() < self._most_per_owner:
-            return None  # without a look at all sessions
-        counts = Counter(session.principal for session in self._sessions.values()) + self._expected
-        if counts[principal] >= self._most_per_owner:
-            return principal
-        if self._count() < most_sessions(self.settings):
-            return None
-        largest = max(counts, key=lambda owner: (counts[owner], owner == principal))
-        return largest if counts[largest] > counts[principal] + 1 else principal
-
-    def _count(self) -> int:
-        """Return how many sessions are open or being forked."""
-        return len(self._sessions) + self._expected.total()
-
-    @contextmanager
-    def _expecting(self, principal: str) -> Generator[None]:
-        """Keep the place of a session that the block opens later, after it has awaited something."""
-        self._check_room(principal)
-        self._expected[principal] += 1
-        try:
-            yield
-        finally:
-            self._expected[principal] -= 1
-            self._expected += Counter()  # removes those that are zero
-
-    def _check_room(self, principal: str) -> None:
-        """Refuse another session where there is no room; whoever asks opens it before it awaits anything."""
-        own, most = len(self.of(principal)) + self._expected[principal], most_sessions(self.settings)
-        is_full = self._count() >= most
-        if own >= self._most_per_owner and not is_full:
-            raise Busy(
-                f"{own} of your sessions are open and none of them can be put to sleep; owner_share of max_sessions "
-                f"allows {self._most_per_owner} for each owner",
-                hint="Wait for one to finish, stop it with interrupt_execution, or clear one with clear_session",
-            )
-        if is_full:
-            hint = "Clear one with clear_session, or try" if own else "They are others': try"
-            hint = f"{hint} again when an idle one has expired"
-            if most < self.settings.max_sessions:
-                raise Busy(
-                    f"{self._count()} sessions are open, the most that the server's {descriptor_limit()} file "
-                    "descriptors are enough for",
-                    hint=f"{hint}; {MORE_DESCRIPTORS}",
-                )
-            raise Busy(f"{most} sessions are open, the most that max_sessions allows", hint=hint)
-        self.admission.check_memory()
 
     def _open(
         self,
@@ -466,7 +399,7 @@ class Registry:
     async def _make_room_now(self, principal: str) -> None:
         """Make room, or refuse, before a session is claimed that no other server could wake any more."""
         await self.make_room(principal)
-        self._check_room(principal)
+        self._room.check(principal)
 
     def get(self, session_id: str, principal: str) -> Session:
         """Return the caller's session; wake it if it sleeps, and mark it as used."""
@@ -521,7 +454,7 @@ class Registry:
         entry = self._find_asleep(session_id, principal)
         if entry is None:
             return None
-        self._check_room(principal)
+        self._room.check(principal)
         if self.stored is not None and not self.stored.is_free(session_id):
             raise Busy(f"session {session_id} sleeps in the store", hint="Make the same call again")
         if not self.records.claim(session_id):
@@ -650,28 +583,14 @@ def _one_line_reason(reason: str) -> str:
 
 
 @asynccontextmanager
-async def open_registry(
-    guardrails: Guardrails,
-    redactors: Redactors,
-    folder: Path,
-    journal: Journal,
-    records: SessionRecords,
-    starter: KernelStarter,
-    handover: Handover,
-    plugins: Plugins,
-    library: SkillLibrary | None = None,
-    stored: "StoredSessions | None" = None,
-    *,
-    fills_pool: bool = True,
-) -> AsyncGenerator[Registry]:
-    """Open a registry that sweeps idle sessions in the background; `fills_pool` says whether some are made ahead."""
-    registry = Registry(guardrails, redactors, folder, journal, records, starter, handover, plugins, library, stored)
+async def kept_up(registry: Registry, *, fills_pool: bool = True) -> AsyncGenerator[Registry]:
+    """Sweep idle sessions in the background, and close the registry in the end; `fills_pool` makes some ahead."""
     if fills_pool:
         registry.pool.fill()
     loop = asyncio.get_running_loop()
     working = [loop.create_task(_sweep_periodically(registry))]
-    if stored is not None:
-        working.append(loop.create_task(stored.run()))
+    if registry.stored is not None:
+        working.append(loop.create_task(registry.stored.run()))
     try:
         yield registry
     finally:
