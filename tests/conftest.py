@@ -162,6 +162,7 @@ LONG_TESTS = frozenset(
         "test_a_signal_stops_it_in_good_order_though_calls_and_streams_are_open[legacy-2]",
         "test_after_a_busy_life_every_mode_is_the_narrowest",
         "test_an_identifier_survives_a_server_that_is_killed",
+        "test_everything_of_ray_may_die_while_sessions_are_called",
         "test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_narrow_screen",
         "test_every_required_scenario_passes[2025-11-25]",
         "test_health_answers_beside_400_half_open_connections",

@@ -195,8 +195,20 @@ GROUPS: dict[str, CommandGroup] = {
         },
     ),
     "fleet": CommandGroup(
-        "The machines that share their sessions: status, drain.",
+        "The machines that share their sessions: up, join, down, status, drain.",
         {
+            "up": CommandEntry(
+                "fleet_ray:up_command",
+                "Start a fleet on this machine: its server, and the head of a cluster of Ray.",
+            ),
+            "join": CommandEntry(
+                "fleet_ray:join_command",
+                "Make this machine one of a fleet: start its server, and join the cluster of Ray.",
+            ),
+            "down": CommandEntry(
+                "fleet_ray:down_command",
+                "Take this machine out of its fleet: end its server in good order, then Ray here.",
+            ),
             "status": CommandEntry(
                 "fleet:status_command",
                 "List the servers of the fleet and how they are, as the one of this data directory knows them.",
