@@ -33,6 +33,9 @@ from belljar.facts import (
 )
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
     from belljar.kernels.base import Kernel, KernelRequest
     from belljar.models import ExecutionResult
     from belljar.outputs.recorder import OutputScreen
@@ -120,6 +123,12 @@ def sandbox_providers(settings: "Settings") -> "Mapping[str, Callable[[], Provid
 @hookspec
 def kernels() -> "Mapping[str, Callable[[KernelRequest], Awaitable[Kernel]]]":
     """Return what starts kernels, by the NAME of the environment `kernel:NAME`; Jupyter's are looked for after them."""
+    return {}
+
+
+@hookspec
+def http_routes(runtime: "Runtime") -> "Mapping[str, Callable[[Request], Awaitable[Response]]]":
+    """Return endpoints of the HTTP server, by their paths; who calls them is checked as before `/mcp`."""
     return {}
 
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -28,6 +28,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
@@ -190,11 +192,14 @@ def build_app(
     parts: HttpParts | None = None,
     with_own_auth: Mapping[str, ASGIApp] | None = None,
     placement: Placement | None = None,
+    endpoints: Mapping[str, Callable[[Request], Awaitable[Response]]] | None = None,
 ) -> Starlette:
     """Return one app with each server at its path, the operators' endpoints, and `lifespan` open around all of them.
 
     What a product puts there, `parts`, is behind the same guards as the servers. The apps of `with_own_auth` ask for
     credentials themselves, as the console does; they are behind the check of Host and Origin only.
+
+    The `endpoints` of plugins are behind the same guards too, and take the place of nothing that is there.
 
     `placement` is behind the guards, before servers and products: it passes on what is for another server.
 
@@ -227,6 +232,10 @@ def build_app(
     for path, unplaced in (with_own_auth or {}).items():
         app = placement.wrap(path, unplaced) if placement is not None else unplaced
         routes.append(exact(Route(path, CountedRefusals(HostCheckMiddleware(app, transport_security(settings))))))
+    for path, answer_request in (endpoints or {}).items():
+        answer = request_response(answer_request)
+        checked = auth.require_credentials(shares.limit(answer)) if auth else answer
+        routes.append(exact(Route(path, CountedRefusals(HostCheckMiddleware(checked, transport_security(settings))))))
     if parts is not None:
         data_plane = placement.wrap("/{path:path}", parts.data_plane) if placement is not None else parts.data_plane
         checked = auth.require_credentials(shares.limit(data_plane)) if auth else data_plane

@@ -303,5 +303,11 @@ def build_http_app(
     servers |= {f"/mcp/{name}": build_server(runtime, [name], mark) for name in settings.surfaces}
     parts = next((parts for product in products() if (parts := product.http(runtime, servers))), None)
     return build_app(
-        servers, settings, operations=Operations(runtime), parts=parts, with_own_auth=with_own_auth, placement=placement
+        servers,
+        settings,
+        operations=Operations(runtime),
+        parts=parts,
+        with_own_auth=with_own_auth,
+        placement=placement,
+        endpoints=runtime.plugins.named("http_routes", runtime=runtime),
     )
