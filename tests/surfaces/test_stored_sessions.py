@@ -37,9 +37,15 @@ async def server(
     """A server with a data directory of its own, and a store that it shares."""
     for each in (folder, store):
         each.mkdir(exist_ok=True)
-    values = {"hibernate": True, "sweep_interval_s": 3600, "session_idle_s": 0.001, "store": f"file://{store}"}
+    values = {
+        "hibernate": True,
+        "sweep_interval_s": 3600,
+        "session_idle_s": 0.001,
+        "store": f"file://{store}",
+        "store_key": KEY,
+    }
     async with (
-        opened_runtime(environment, folder, store_key=KEY, **values | chosen) as runtime,
+        opened_runtime(environment, folder, **values | chosen) as runtime,
         connected(runtime) as caller,
     ):
         yield runtime, caller
@@ -231,3 +237,65 @@ async def test_a_session_without_a_sleep_has_nothing_in_the_store(
         await caller.execute("1")
         assert not (tmp_path / "store" / "sessions").exists()
         await anyio.sleep(0)
+
+
+async def test_a_server_that_ended_between_its_claim_and_the_bundle_goes_on_when_it_is_back(
+    default_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    async with server(default_environment, tmp_path / "one", store) as (one, caller):
+        made = await caller.execute(MAKE)
+        await put(one)
+        async with server(default_environment, tmp_path / "other", store) as (other, elsewhere):
+            claimed = asyncio.Event()
+
+            async def stop_there(*_: object) -> None:
+                claimed.set()
+                await asyncio.Event().wait()
+
+            # As if it were killed: nothing that follows its claim happens.
+            monkeypatch.setattr(stored(other), "_take", stop_there)
+            call = asyncio.create_task(elsewhere.execute(LOOK, made.session_id))
+            await claimed.wait()
+            call.cancel()
+            for task in stored(other)._tasks:
+                task.cancel()
+        assert "open at another server" in str((await caller.execute(LOOK, made.session_id)).error)
+        async with server(default_environment, tmp_path / "other", store) as (_, elsewhere):
+            assert (await elsewhere.execute(LOOK, made.session_id)).result == SEEN
+
+
+async def test_a_bundle_that_was_changed_in_the_store_wakes_nothing_and_is_nobodys_fault(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with two_servers(default_environment, tmp_path) as (one, caller, _, elsewhere):
+        made = await caller.execute(MAKE)
+        await put(one)
+        (bundle,) = (tmp_path / "store").glob("sessions/*/*.bundle")
+        whole = bundle.read_bytes()
+        for changed in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+            bundle.write_bytes(changed)
+            refused = str((await elsewhere.execute(LOOK, made.session_id)).error)
+            assert "altered or cut" in refused or "cut off" in refused or "none of belljar's" in refused
+        bundle.unlink()
+        assert "is missing in the store" in str((await elsewhere.execute(LOOK, made.session_id)).error)
+        bundle.write_bytes(whole)
+        assert (await elsewhere.execute(LOOK, made.session_id)).result == SEEN
+
+
+async def test_a_server_with_another_key_neither_reads_nor_writes_the_store(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    async with server(default_environment, tmp_path / "one", store) as (one, caller):
+        made = await caller.execute(MAKE)
+        await put(one)
+    before = sorted(store.rglob("*"))
+    async with server(default_environment, tmp_path / "other", store, store_key="x" * 40) as (other, caller):
+        own = await caller.execute("1")
+        await until(other.sessions.sweep)
+        await until(lambda: stored(other).waiting()["failing"] == 1)
+        assert "has another key" in stored(other).problem
+        assert (await caller.execute(LOOK, made.session_id)).status == "rejected"
+        assert (await caller.execute("2", own.session_id)).result == "2"
+    assert sorted(store.rglob("*")) == before

@@ -124,6 +124,8 @@ async def _serve_http(settings: Settings, stop: StopRequest, worker: int) -> Non
                 max_connections=settings.max_connections,
                 tls=tls_context(settings),
                 shares_port=worker > 0,
+                # Sessions that outlive this server need not leave it.
+                before_exit=runtime.sessions.drain if settings.store and not settings.keep_alive else None,
             )
 
 

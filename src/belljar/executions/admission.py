@@ -131,6 +131,8 @@ class SessionRoom:
         self._admission = admission
         self._owners = owners
         self._expected: Counter[str] = Counter()
+        self.is_closed = False
+        """Set when the server is being stopped."""
 
     @property
     def _most_per_owner(self) -> int:
@@ -166,6 +168,11 @@ class SessionRoom:
 
     def check(self, principal: str) -> None:
         """Refuse another session where there is no room; whoever asks opens it before it awaits anything."""
+        if self.is_closed:
+            raise Busy(
+                "this server is being stopped and takes no new sessions",
+                hint="Make the same call again in 10 seconds: the server that takes its place answers it",
+            )
         own = [*self._owners()].count(principal) + self._expected[principal]
         most, count = most_sessions(self._settings), self._count()
         if own >= self._most_per_owner and count < most:

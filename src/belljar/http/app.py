@@ -291,10 +291,12 @@ async def serve_http(
     max_connections: int = 256,
     tls: ssl.SSLContext | None = None,
     shares_port: bool = False,
+    before_exit: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM, SIGHUP or cancellation; `on_ready` gets the URL once connections are accepted.
 
     With `shares_port`, other servers may listen there as well, and Linux spreads connections over all of them.
+    After a signal it serves on until `before_exit` has returned, or until a second signal.
     Answers under way have a few seconds to end and are then cut off, so that an open stream cannot delay the end.
     """
     with await open_listener(host, port, shares_port=shares_port) as listener:
@@ -318,7 +320,7 @@ async def serve_http(
             ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
         async with app.router.lifespan_context(app), connections.watch():
-            await _serve_until_stopped(_Server(config, lambda: on_ready(url)), listener)
+            await _serve_until_stopped(_Server(config, lambda: on_ready(url), before_exit), listener)
 
 
 async def open_listener(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
@@ -362,15 +364,27 @@ async def _serve_until_stopped(server: "_Server", listener: socket.socket) -> No
 class _Server(uvicorn.Server):
     """A uvicorn server that calls back when it is ready, and that returns after a signal instead of dying of it."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], object],
+        before_exit: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._before_exit = before_exit
+        self._loop = asyncio.get_running_loop()
+        self._leaving: asyncio.Task[None] | None = None
+        self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            await asyncio.gather(self._leaving, return_exceptions=True)
         errors = logging.getLogger("uvicorn.error")
         errors.addFilter(_is_no_cancellation)
         try:
@@ -396,8 +410,21 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._before_exit is not None and self._signals == 1:
+            self._loop.call_soon_threadsafe(self._leave, self._before_exit)
+            return
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    def _leave(self, before_exit: Callable[[], Awaitable[None]]) -> None:
+        self._leaving = self._loop.create_task(self._leave_in_order(before_exit))
+
+    async def _leave_in_order(self, before_exit: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await before_exit()
+        finally:
+            self.should_exit = True
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -97,6 +97,7 @@ class Operations:
                     "sandbox": await asyncio.to_thread(self._sandbox),
                     "journal": await asyncio.to_thread(self._journal),
                     "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
+                    **({"server": "is being stopped"} if self._runtime.sessions.is_draining else {}),
                     **{part: fault or _OK for part, fault in (await self._runtime.handover.faults()).items()},
                 }
                 self._checked_at = time.monotonic()
@@ -248,6 +249,7 @@ def gauges(runtime: Runtime) -> list[Gauge]:
             {"running": running, "waiting": len(unfinished) - running},
             "state",
         ),
+        *_store_gauges(runtime),
         Gauge("belljar_sessions_memory_bytes", "Resident memory of all kernels in use", {"": sum(memory)}),
         Gauge("belljar_session_memory_max_bytes", "The same of the largest one", {"": max(memory, default=0)}),
         Gauge("belljar_pool_ready", "Sessions that are ready before anyone asked", {"": len(pool)}),
@@ -257,6 +259,14 @@ def gauges(runtime: Runtime) -> list[Gauge]:
         Gauge("belljar_zygote_warm", "Whether sessions were forked from the start on", {"": ready.zygote == "warm"}),
         *(Gauge(*known) for part in runtime.parts.values() if hasattr(part, "gauges") for known in part.gauges()),
     ]
+
+
+def _store_gauges(runtime: Runtime) -> list[Gauge]:
+    stored = runtime.sessions.stored
+    if stored is None:
+        return []
+    meaning = "Sessions that sleep on this disk only: not put yet, not put because the store fails, or too large"
+    return [Gauge("belljar_sessions_unstored", meaning, {**stored.waiting()}, "reason")]
 
 
 def _kernel_pids(runtime: Runtime) -> dict[str, int]:

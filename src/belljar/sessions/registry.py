@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from belljar.questions.inbox import Inbox
 from belljar.questions.models import InboxQuestion
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
+from belljar.sessions.drain import Drain
 from belljar.sessions.endings import SessionEndings
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import ForkedKernel, fork_kernel, side_by_side
@@ -128,6 +129,8 @@ class Registry:
 
         self.stored = stored
         """Its sessions in the store; None where the settings name none."""
+        self._drain: Drain | None = None
+        """What empties this server before it stops."""
         if stored is not None:
             self.endings.on_change_on_disk = stored.put_later
             stored.on_gone = partial(self.changes.publish, "session", "gone")
@@ -379,6 +382,8 @@ class Registry:
 
     async def reach(self, session_id: str, principal: str) -> Session:
         """Return a session like `get`, but make room first for one that sleeps, here or in the store."""
+        if self._drain is not None:
+            await self._drain.refuse(session_id)
         if session_id not in self._sessions:
             if self._is_asleep(self.records.find(session_id), principal):
                 await self.make_room(principal)
@@ -558,6 +563,17 @@ class Registry:
         await self.endings.forget_outdated()
         return ended
 
+    @property
+    def is_draining(self) -> bool:
+        """Return whether it takes nothing new, because its server is being stopped."""
+        return self._drain is not None
+
+    async def drain(self) -> None:
+        """Have every session sleep, and put it into the store, before the server stops; calls meanwhile wait."""
+        if self._drain is None:
+            self._drain, self._room.is_closed = Drain(self), True
+            await self._drain.run(self.settings.drain_s)
+
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""
         await self.pool.aclose()
@@ -565,7 +581,9 @@ class Registry:
         await self._handover.wait_until_settled()
         await asyncio.gather(*(self.endings.leave_running(session, "ended with its server") for session in self.all()))
         if self.stored is not None:
-            await self.stored.put_all()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.drain_s):
+                    await self.stored.put_all()
             await self.stored.aclose()
 
 

@@ -32,7 +32,7 @@ from belljar.journal.bundle_records import BundleRecord, BundleRecords, RowsEntr
 from belljar.journal.journal import Journal, has_id_form
 from belljar.logs import pseudonym
 from belljar.models import iso
-from belljar.servers import is_living
+from belljar.servers import directory_id, is_living
 from belljar.sessions.bundles import (
     Aborted,
     BundleRefused,
@@ -132,7 +132,7 @@ class StoredSessions:
         self._journal = journal
         self.records = BundleRecords(journal, run)
         self._run = run
-        self.directory = _directory_id(settings.data_directory)
+        self.directory = directory_id(settings.data_directory)
         self._threads = ThreadPoolExecutor(PUTS_AT_ONCE + 4, thread_name_prefix="store")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._puts: dict[str, _Put] = {}
@@ -486,8 +486,10 @@ class StoredSessions:
         """Stop what is under way, as far as it can be, and end the threads."""
         for running in self._puts.values():
             running.is_wanted = True
-        await self.settle()
-        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                await self.settle()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def check(self) -> None:
         """Refuse a store that cannot be used, or that has another key."""
@@ -700,11 +702,3 @@ def _standing(objects: list[StoredObject]) -> Standing:
         for kind in (".head", ".owner")
     }
     return Standing(numbers[".head"], numbers[".owner"], tuple(objects))
-
-
-def _directory_id(data_directory: Path) -> str:
-    """Return the id of a data directory, drawn when it is first wanted."""
-    path = data_directory / "store-id"
-    with suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(8))
-    return path.read_text().strip()

@@ -1,0 +1,64 @@
+"""Empties a server that is about to stop: its sessions sleep and go into the store, for other servers to wake.
+
+Cells that run have some time to end, nothing new begins, and calls for sessions wait until all sleep. Then they are
+told to come again: the next server that they reach goes on.
+"""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final, Never
+
+from belljar.errors import Busy
+
+if TYPE_CHECKING:
+    from belljar.sessions.registry import Registry
+    from belljar.sessions.session import Session
+
+AT_ONCE: Final = 4
+"""How many sessions are saved and put at once: each may have gigabytes."""
+
+log = logging.getLogger(__name__)
+
+
+class Drain:
+    """One drain of a registry's sessions."""
+
+    def __init__(self, registry: "Registry") -> None:
+        self._registry = registry
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._is_over = asyncio.Event()
+        self._deadline = 0.0
+
+    async def run(self, patience_s: float) -> None:
+        """Have every session sleep; cells that still run after `patience_s` are interrupted."""
+        began, sessions = time.monotonic(), self._registry.all()
+        self._deadline = began + patience_s
+        log.warning("this server drains: %d sessions go to sleep, cells have %g s to end", len(sessions), patience_s)
+        try:
+            await asyncio.gather(*map(self._leave, sessions))
+            stored = self._registry.stored
+            is_put = await stored.put_all() if stored is not None else False
+        finally:
+            self._is_over.set()
+        where = "are in the store" if is_put else "sleep, not all of them in the store"
+        log.warning("this server is drained after %.1f s: its sessions %s", time.monotonic() - began, where)
+
+    async def _leave(self, session: "Session") -> None:
+        # Waited for in a task, because a wait that is cancelled would cancel the cells.
+        ending = asyncio.ensure_future(session.queue.drain())
+        await asyncio.wait([ending], timeout=max(0.0, self._deadline - time.monotonic()))
+        async with self._slots:
+            if self._registry.find_open(session.id) is not session:
+                return  # it was cleared, or the server does not wait any longer
+            await self._registry.endings.hibernate(session, "left its server, which was told to stop")
+            if self._registry.stored is not None:
+                await self._registry.stored.put(session.id)
+
+    async def refuse(self, session_id: str) -> Never:
+        """Refuse a call for a session, once that can be woken elsewhere."""
+        await self._is_over.wait()
+        raise Busy(
+            f"session {session_id[:64]} sleeps, because its server is being stopped",
+            hint="Make the same call again in 10 seconds: the next server that it reaches wakes the session",
+        )
