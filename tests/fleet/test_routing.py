@@ -139,6 +139,29 @@ async def test_an_mcp_session_and_its_streams_stay_with_the_server_that_has_them
             assert (await client.post(f"{url}/mcp", json=call, headers=own)).status_code == 404
 
 
+async def test_a_call_of_an_mcp_session_whose_server_is_killed_is_answered_at_the_other(workers: Workers):
+    accept = {"accept": "application/json, text/event-stream"}
+    client_of = {"clientInfo": {"name": "raw", "version": "1"}, "protocolVersion": "2025-11-25", "capabilities": {}}
+    async with httpx2.AsyncClient(headers=accept, timeout=60) as client:
+        body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client_of}
+        begun = await client.post(f"{workers.urls[1]}/mcp", json=body)
+        own = {"mcp-session-id": begun.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
+        arguments = {"code": "import time; print('begun', flush=True); time.sleep(600)"}
+        call = {"name": "execute_code", "arguments": arguments, "_meta": {"progressToken": 7}}
+        body = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        async with client.stream("POST", f"{workers.urls[2]}/mcp", json=body, headers=own) as answer:
+            said = ""
+            async for text in answer.aiter_text():
+                said += text
+                if "begun" in said and workers.pids[1]:
+                    _kill(workers.pids[1])
+                    workers.pids[1] = 0
+    assert "session-lost" in said
+    assert "may have run" in said
+    await anyio.to_thread.run_sync(workers.stop, 1)
+    await anyio.to_thread.run_sync(workers.start, 1)
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_key_without_a_session_runs_once_at_whichever_server_it_comes(workers: Workers, era: str):
     async with both(workers, era) as (one, two):

@@ -1,14 +1,16 @@
 """Names that callers choose for sessions mean the same at every server of a machine: Foundry's identifiers, Azure's."""
 
+import json
 from collections.abc import Generator
 
 import httpx2
 import pytest
-from calls import text_of
+from calls import MODERN, text_of
 from mcp import Client
 from workers import Workers, two_workers
 
 from belljar.environments import Environment
+from serving_process import COLD
 
 pytestmark = pytest.mark.anyio
 SURFACES = {"BELLJAR_SURFACES": "foundry,azure-mcp"}
@@ -19,6 +21,16 @@ VERSION = "2025-10-02-preview"
 @pytest.fixture(scope="module")
 def named_workers(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[Workers]:
     with two_workers(default_environment, tmp_path_factory.mktemp("named"), **SURFACES) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def executor_workers(default_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Generator[Workers]:
+    chosen = {
+        "BELLJAR_SURFACES": "executor",
+        "BELLJAR_ENVIRONMENTS": json.dumps({"own": {"kind": "venv", "path": str(default_environment.prefix)}}),
+    }
+    with two_workers(default_environment, tmp_path_factory.mktemp("executor"), **COLD, **chosen) as pair:
         yield pair
 
 
@@ -67,3 +79,24 @@ async def test_an_environment_that_was_launched_is_known_at_every_server(named_w
             arguments = {"environmentId": environment, "pythonCode": f"print({number})"}
             found = await client.call_tool("runPythonCodeInRemoteEnvironment", arguments)
             assert not found.is_error, found
+
+
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+async def test_code_files_are_run_and_read_at_whichever_server(executor_workers: Workers, era: str):
+    async with executor_workers.client(1, era) as one, executor_workers.client(2, era) as two:
+        for first, second in ((one, two), (two, one)):
+            made = await first.fields("initialize_code_file", content="print(6 * 7)\n", filename="counted")
+            path = made["file_path"]
+            assert (await second.fields("append_to_code_file", file_path=path, content="print('more')"))["status"]
+            assert (await second.fields("execute_code_file", file_path=path))["output"] == "42\nmore\n"
+            assert "more" in str(await first.fields("read_code_file", file_path=path))
+
+
+async def test_an_environment_that_was_chosen_is_so_where_the_protocol_has_no_connections(
+    executor_workers: Workers, default_environment: Environment
+):
+    async with executor_workers.client(1, MODERN) as one, executor_workers.client(2, MODERN) as two:
+        await one.fields("configure_environment", type="venv", venv_path=str(default_environment.prefix))
+        seen = [await caller.fields("get_environment_config") for caller in (one, two)]
+    assert seen[0] == seen[1]
+    assert seen[0]["config"]["type"] == "venv"

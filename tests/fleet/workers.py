@@ -36,7 +36,8 @@ class Workers:
         (self.folder / "workers").mkdir(exist_ok=True)
         stack = self._stacks[number] = ExitStack()
         chosen = {**self._chosen, "BELLJAR_DATA_DIRECTORY": str(folder)}
-        command = serve_over_http(self._environment)
+        # As one of several, or the first would start another server for the sessions of the second.
+        command = [*serve_over_http(self._environment), *(["--worker", "1"] if number == 1 else [])]
         self.urls[number], process = stack.enter_context(http_server(command, self.folder, **chosen))
         self.pids[number] = process.pid
 

@@ -28,10 +28,10 @@ from urllib.parse import quote
 
 import typer
 
-from belljar import logs
+from belljar import ipc, logs
 from belljar.errors import SettingsError
 from belljar.files.private import make_missing
-from belljar.servers import WORKERS
+from belljar.servers import FLEET_SOCKET, WORKERS
 from belljar.settings import Settings, load_with_env_file, variable
 
 DIVIDED = {
@@ -48,6 +48,9 @@ RESTART_S = 0.2
 MOST_RESTART_S = 30.0
 STEADY_S = 60.0
 """A server that ran for this long is started again as quickly as the first time."""
+SILENT_LOOKS = 8
+"""After how many questions without an answer, some 30 seconds, a server counts as frozen."""
+_ASK_S = 2.0
 _LOOK_S = 0.05
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -184,7 +187,10 @@ class _Parent:
             self._running[number] = process
             if self._is_stopping.is_set():
                 process.terminate()
+            watching = asyncio.create_task(self._watch(number, process))
             status = await process.wait()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             del self._running[number]
             if self._is_stopping.is_set():
                 return
@@ -199,6 +205,34 @@ class _Parent:
                     await self._is_stopping.wait()
             except TimeoutError:
                 delay_s = min(MOST_RESTART_S, 2 * delay_s)
+
+    async def _watch(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Kill a server that answers nobody any more: Linux would go on giving it a share of the connections."""
+        silent = 0
+        while silent < SILENT_LOOKS:
+            await asyncio.sleep(_ASK_S)
+            silent = 0 if await self._answers(number, process.pid) else silent + 1
+        log.error(
+            "worker %d (pid %d) is frozen, has not answered for half a minute, and is killed", number, process.pid
+        )
+        process.kill()
+
+    async def _answers(self, number: int, pid: int) -> bool:
+        """Return whether a server answers on its socket; True for one that has none, because it starts or ends."""
+        path = next(self._folder(number).glob(f"runs/{pid}-*/{FLEET_SOCKET}"), None)
+        if path is None:
+            return True
+        try:
+            async with asyncio.timeout(_ASK_S):
+                with ipc.reachable(path) as address:
+                    reader, writer = await asyncio.open_unix_connection(address)
+                try:
+                    writer.write(b"GET /fleet/about HTTP/1.1\r\nhost: belljar\r\nconnection: close\r\n\r\n")
+                    return bool(await reader.read(1))
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
 
     async def _spawn(self, number: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(

@@ -175,7 +175,8 @@ class _Carried:
                 key = (self._session, f"{_PREFIX}{secrets.token_hex(8)}")
                 asked[name] = key
                 self._questions[key] = loop.create_future()
-                await self.send(send, event_of(data_of({"jsonrpc": "2.0", "id": key[1], **request})))
+                asking = {"jsonrpc": "2.0", "id": key[1], **request, "params": _legacy_params(request.get("params"))}
+                await self.send(send, event_of(data_of(asking)))
             await asyncio.wait([self._questions[key] for key in asked.values()], timeout=_ANSWER_S)
             answers = {name: self._questions[key] for name, key in asked.items()}
         finally:
@@ -195,6 +196,12 @@ class _Carried:
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+def _legacy_params(params: object) -> dict[str, Any]:
+    """Return the parameters of a question as the protocol of 2025 has them, where an address has an id."""
+    known = dict(cast("Mapping[str, Any]", params)) if isinstance(params, Mapping) else {}
+    return {"elicitationId": secrets.token_hex(16), **known} if known.get("mode") == "url" else known
 
 
 def _checked(answer: bytes) -> bytes:

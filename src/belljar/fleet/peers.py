@@ -234,6 +234,7 @@ class Peers:
         self._asking: dict[Peer, asyncio.Task[None]] = {}
         """The questions to servers that are under way."""
         self._looking = asyncio.Lock()
+        self._joint_look: asyncio.Task[None] | None = None
         self._wanted: deque[float] = deque(maxlen=_MOST_FOUND)
         self._told: dict[str, tuple[State, str]] = {}
         """What the log has said of each address."""
@@ -241,6 +242,13 @@ class Peers:
         """When machines that are lost were heard last, by their ids, in seconds since the epoch."""
 
     # Looking
+
+    async def look_for_room(self) -> None:
+        """Look, if nobody had room a second ago: one look for all who ask at once."""
+        if not any(peer.state == "ready" and peer.room > 0 for peer in self.ready.values()):
+            if self._joint_look is None or self._joint_look.done():
+                self._joint_look = asyncio.create_task(self.look())
+            await asyncio.shield(self._joint_look)
 
     async def look(self) -> None:
         """Find out which servers there are, and how they are."""
@@ -385,9 +393,9 @@ class Peers:
             tasks = [work, *self._asking.values()]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for peer in (*self._workers.values(), *self.hosts.values()):
                 peer.connections.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:

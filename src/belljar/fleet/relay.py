@@ -276,7 +276,7 @@ async def relay(
     """Pass a request on with these headers, and its answer back. `body` is None where nobody has read it yet.
 
     Raise `PeerAway` if nothing was sent, and `SessionLost` if nothing came back. A stream of events that breaks off
-    later ends with `last_event`; any other answer that does breaks off for the caller too.
+    later ends with `last_event`, if there is one; any other answer that does breaks off for the caller too.
     """
     if body is None and not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"]):
         body = b""
@@ -303,7 +303,7 @@ async def relay(
         except SessionLost:
             if begun is None:
                 raise
-            if last_event and begun.header(b"content-type").startswith(b"text/event-stream"):
+            if begun.header(b"content-type").startswith(b"text/event-stream"):
                 await send({"type": "http.response.body", "body": last_event, "more_body": False})
 
 

@@ -52,6 +52,7 @@ from belljar.http.resumable_streams import LARGE_BYTES, SessionManager
 from belljar.http.tls import tls_context
 from belljar.journal.journal import TAG_LETTERS, has_id_form
 from belljar.json_values import has_too_many_values
+from belljar.mcp.tools import NO_SESSION
 from belljar.models import SessionInfo
 from belljar.runtime import Runtime
 from belljar.servers import FLEET_SOCKET, WORKERS, directory_id
@@ -64,9 +65,10 @@ _OF_BROWSERS: Final = ("/console", "/api/v1/", "/frames/")
 _COOKIE: Final = re.compile(r"(?:__Host-)?belljar-[0-9]+=([^;]+)")
 _ENTER: Final = "/console/enter"
 _SESSION_HEADER: Final = b"mcp-session-id"
-_NEW_SESSION: Final = ("execute_code", "new_session")
+_NEW_SESSION: Final = ("execute_code", "new_session", "install_dependencies")
 _OF_CURRENT_SESSION: Final = ("exec", "list_files", "download_file", "new_session")
 _AZURE_MCP: Final = "azure-mcp"
+_EXECUTOR: Final = "executor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ class Router:
         self._manager = manager
         self._legacy = LegacyCalls()
         self._has_azure = _AZURE_MCP in fleet.runtime.settings.surfaces
+        self._has_executor = _EXECUTOR in fleet.runtime.settings.surfaces
         self._limit_bytes = most_request_bytes(fleet.runtime.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,15 +235,15 @@ class Router:
         session = next((value.decode("latin-1") for name, value in scope["headers"] if name == _SESSION_HEADER), "")
         if session and not session.startswith(self._fleet.mark) and self._peers.by_mark(session) is None:
             await self._peers.look()  # its server may have started a moment ago
-        if session and self._peers.by_mark(session) is not None:
-            await self._route(Named(mark=session), None, None, scope, receive, send)
-            return
+        is_theirs = bool(session) and self._peers.by_mark(session) is not None
         if scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self._route(Named(mark=session if is_theirs else ""), None, None, scope, receive, send)
             return
         body, receive = await _read(receive, self._limit_bytes)
         message = await _parsed(body) if body is not None else None
-        if message is None:
+        if is_theirs:
+            await self._route(Named(mark=session), message, body, scope, receive, send)
+        elif message is None:
             await self._app(scope, receive, send)
         elif session and await self._legacy.take(session, message):
             await JSONResponse(None, status_code=202)(scope, receive, send)
@@ -278,7 +281,11 @@ class Router:
         if named.mark:
             return peers.by_mark(named.mark)
         if named.is_new:
-            return peers.freest(**room_of(self._fleet.runtime)) if not hops_of(scope) else None
+            if hops_of(scope):
+                return None
+            if not room_of(self._fleet.runtime)["room"]:
+                await peers.look_for_room()
+            return peers.freest(**room_of(self._fleet.runtime))
         if named.id:
             server = await self._holder_of_id(principal, named.id)
         elif named.name:
@@ -296,7 +303,8 @@ class Router:
         if server == peers.own.id and not peers.has_hosts:
             return server
         if server and not peers.is_over(server) and server != peers.own.id:
-            return peers.own.id if has(self._fleet.runtime, principal, id=id_) else server
+            may_be_here = peers.has_hosts or bool(self._fleet.runtime.settings.store)
+            return peers.own.id if may_be_here and has(self._fleet.runtime, principal, id=id_) else server
         # Ids of earlier versions begin anyhow, and what a machine had that is gone may go on elsewhere.
         found = await self._holder(principal, id=id_)
         if found or not peers.is_over(server):
@@ -317,7 +325,7 @@ class Router:
         match message.get("method"):
             case "tools/call":
                 return self._named_by_call(params, session)
-            case "tasks/get" | "tasks/update" | "tasks/cancel":
+            case "tasks/get" | "tasks/update" | "tasks/cancel" if not session:  # 2025's protocol has none
                 return Named(id=_text(params.get("taskId")))
             case "resources/read" | "resources/subscribe" | "resources/unsubscribe":
                 scheme, _, rest = _text(params.get("uri")).partition("://")
@@ -332,7 +340,7 @@ class Router:
         if dot and mark != self._fleet.mark and self._peers.by_mark(mark) is not None:
             return Named(mark=mark)
         for argument in ("session_id", "execution_id", "run_id"):
-            if text := _text(arguments.get(argument)):
+            if (text := _text(arguments.get(argument))) not in NO_SESSION:
                 # A surface of Azure's takes names in place of ids.
                 is_name = argument == "session_id" and self._has_azure and not has_id_form(text)
                 return Named(name=text) if is_name else Named(id=text)
@@ -341,10 +349,10 @@ class Router:
         if key := _text(arguments.get("idempotency_key")):
             return Named(key=key)
         is_azure = self._has_azure and tool in _OF_CURRENT_SESSION
-        if is_azure and not session:
-            # Where the protocol has no connections, each principal has one current session.
-            return Named(key=_AZURE_MCP)
-        return Named(is_new=tool in _NEW_SESSION and not is_azure)
+        if (is_azure or self._has_executor) and not session:
+            # Where the protocol has no connections, each principal has one current session, and one environment.
+            return Named(key=_AZURE_MCP if is_azure else _EXECUTOR)
+        return Named(is_new=tool in _NEW_SESSION and not (is_azure or self._has_executor))
 
     # Passing on
 

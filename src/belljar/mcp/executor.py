@@ -47,6 +47,7 @@ from belljar.outputs.summary import TextBudget
 from belljar.outputs.terminal_text import folded
 from belljar.provisioning.program_process import ProgramEnd
 from belljar.runtime import Runtime
+from belljar.servers import shared_folder
 from belljar.sessions.programs import ProgramRunner
 from belljar.settings import EnvironmentEntry, Settings
 from belljar.settings.keys import LOCAL_PRINCIPAL
@@ -184,7 +185,8 @@ class ExecutorSurface:
         if (entry := self._operators.entry()) is not None:
             find_entry(entry)
         given = os.environ.get("CODE_STORAGE_DIR", "")
-        self._storage = Path(given).expanduser().resolve() if given else self._settings.data_directory / "code"
+        self._folder = shared_folder(self._settings.data_directory)
+        self._storage = Path(given).expanduser().resolve() if given else self._folder / "code"
         self._chosen: dict[tuple[str, str], Choice] = {}
         self._runners: dict[str, ProgramRunner] = {}
         self._opened: dict[Choice, Environment] = {}
@@ -380,7 +382,7 @@ class ExecutorSurface:
         if principal not in self._runners:
             key = hashlib.sha256(principal.encode()).hexdigest()[:16]
             storage = self._storage if principal == LOCAL_PRINCIPAL else self._storage / key
-            root = self._settings.data_directory / "executor" / key
+            root = self._folder / "executor" / key
             self._runners[principal] = ProgramRunner(
                 self._runtime.starter, self._runtime.sessions, principal, storage, root
             )
