@@ -179,6 +179,7 @@ LONG_TESTS = frozenset(
         "test_the_scripts_of_the_console_have_sound_types",
         "test_the_view_opens_the_session_in_the_console_where_the_server_has_one",
         "test_those_that_no_setting_names_any_more_can_be_removed",
+        "test_two_workers_keep_what_was_promised_through_many_accidents",
         "test_two_servers_in_a_row_are_killed_and_a_session_that_started_cold_survives_both",
         "test_what_has_no_cells_is_told_in_words",
         "test_what_is_taken_to_fit_fits",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
+import under_test
 from mcp import Client
 from mcp.types import (
     BlobResourceContents,
@@ -23,7 +24,6 @@ from mcp.types import (
 
 from belljar.environments import Environment
 from belljar.http.app import serve_http
-from belljar.http.server_socket import open_reachable_runtime
 from belljar.mcp.server import BelljarServer, build_http_app, build_server
 from belljar.models import ExecutionResult
 from belljar.runtime import Runtime
@@ -69,7 +69,7 @@ def settings_for(environment: Environment, folder: Path, **chosen: Any) -> Setti
 
 @asynccontextmanager
 async def opened_runtime(environment: Environment, folder: Path, **chosen: Any) -> AsyncGenerator[Runtime]:
-    async with open_reachable_runtime(settings_for(environment, folder, **chosen)) as runtime:
+    async with under_test.opened(settings_for(environment, folder, **chosen)) as runtime:
         yield runtime
 
 
@@ -147,9 +147,10 @@ def built_server(runtime: Runtime) -> BelljarServer:
 
 @asynccontextmanager
 async def connected(runtime: Runtime, era: str = MODERN, **options: Any) -> AsyncGenerator[Caller]:
-    """A client of the server over this runtime, in memory."""
+    """A client of the server over this runtime: in memory, or of the server in front of it."""
     chosen: dict[str, Any] = {"client_info": NAMED, **options}
-    async with Client(built_server(runtime), mode=era, **chosen) as client:
+    front = under_test.fronts.get(runtime.name)
+    async with Client(f"{front}/mcp" if front else built_server(runtime), mode=era, **chosen) as client:
         yield Caller(client)
 
 

@@ -1,10 +1,40 @@
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
+import under_test
 from calls import Caller, connected, opened_runtime
 
 from belljar.environments import Environment
 from belljar.runtime import Runtime
+
+AT_WORKERS_TOO = frozenset({"test_interpreter.py", "test_tool_questions.py"})
+"""Files of surfaces that are always run before workers too; those of names and code files are in `tests/fleet`."""
+NOT_AT_WORKERS = {
+    "test_too_many_sessions_is_a_busy_error": "the server in front tells of its own limit",
+    "test_refusals_are_counted_by_their_kind": "both servers are in this process, and count together",
+    "test_strange_code_is_a_result_and_breaks_nothing_else[0]": "no client sends a lone surrogate over HTTP",
+    "test_two_looks_at_one_question_never_answer_the_next_one_with_it[legacy]": "a question that another connection "
+    "has answered stays open there: see the guide of a big machine",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.name in AT_WORKERS_TOO and under_test.KIND == under_test.ALONE:
+        metafunc.parametrize("kind", under_test.KINDS, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items if under_test.KIND != under_test.ALONE else ():
+        if reason := NOT_AT_WORKERS.get(item.name):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kind(request: pytest.FixtureRequest) -> Generator[str]:
+    """What the tests of a file are about: see `under_test`."""
+    under_test.kind = getattr(request, "param", under_test.KIND)
+    yield under_test.kind
+    under_test.kind = under_test.KIND
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,19 @@ from mcp import Client
 from belljar.environments import Environment
 from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
 from serving_process import alive, http_server, serve_over_http, tree
-from waiting import until
+from waiting import until, until_blocking
+
+ADDRESS = "address"
+"""The file in which a server tells the others where it is."""
 
 
 class Served:
-    """One data directory and, one after the other, the servers that use it."""
+    """One data directory and, one after the other, the servers that use it: one at a time, or several workers."""
 
-    def __init__(self, environment: Environment, folder: Path, **variables: str) -> None:
+    def __init__(self, environment: Environment, folder: Path, *, workers: int = 1, **variables: str) -> None:
         self.folder = folder
+        self.folders = [folder, *(folder / "workers" / str(number) for number in range(2, workers + 1))]
+        """The data directory of each server."""
         self._environment = environment
         self._variables = variables
         self._stack = ExitStack()
@@ -37,9 +42,27 @@ class Served:
         assert self.process is not None
         return self.process.pid
 
+    def server_of(self, session_id: str) -> tuple[int, Path]:
+        """The process of the server that has a session, and its data directory."""
+        folder = next(folder for folder in self.folders if (folder / "sessions" / session_id).exists())
+        return self._servers()[folder], folder
+
+    def _servers(self) -> dict[Path, int]:
+        """The process of each server that accepts connections, by its data directory."""
+        if len(self.folders) == 1:
+            return {self.folder: self.pid}
+        found = {folder: _pids(folder.glob(f"runs/*/{ADDRESS}")) for folder in self.folders}
+        return {folder: pid for folder, pids in found.items() for pid in alive(pids)}
+
+    def pids(self) -> set[int]:
+        """The processes of the servers, and of what starts them."""
+        return {self.pid, *self._servers().values()}
+
     def start(self) -> None:
-        command = serve_over_http(self._environment)
+        workers = ["--workers", str(len(self.folders))] if len(self.folders) > 1 else []
+        command = [*serve_over_http(self._environment), *workers]
         self.url, self.process = self._stack.enter_context(http_server(command, self.folder, **self._variables))
+        until_blocking(lambda: len(self._servers()) == len(self.folders))
 
     async def aclose(self) -> None:
         """For the end of a test, whatever has become of it."""
@@ -49,26 +72,36 @@ class Served:
     async def kill(self) -> None:
         """As the kernel does it when memory is short: no word, no end."""
         assert self.process is not None
-        family = tree(self.pid)
-        self.process.kill()
-        await self._gone(family)
+        family, servers = tree(self.pid), self.pids()
+        for pid in (self.pid, *servers):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._gone(family, servers)
+
+    async def kill_server(self, folder: Path) -> None:
+        """Kill one of the workers, and wait until it is there again."""
+        pid = self._servers()[folder]
+        family = tree(pid)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not alive(family))
+        self._ended.append(pid)
+        await until(lambda: self._servers().get(folder, pid) != pid)
 
     async def stop(self) -> None:
         """As an operator does it."""
         assert self.process is not None
-        family = tree(self.pid)
+        family, servers = tree(self.pid), self.pids()
         self.process.terminate()
-        await self._gone(family)
+        await self._gone(family, servers)
 
-    async def _gone(self, family: set[int]) -> None:
+    async def _gone(self, family: set[int], servers: set[int]) -> None:
         """What a server leaves on the machine is nothing, whichever way it went."""
         assert self.process is not None
-        pid = self.pid
         await anyio.to_thread.run_sync(self.process.wait)
         await anyio.to_thread.run_sync(self._stack.close)
         self.process = None
         await until(lambda: not (alive(family) or mounts() > self._mounts))
-        self._ended.append(pid)
+        self._ended += servers
 
     async def tidied(self) -> None:
         """Until nothing is left of servers that are gone; the next one removes it when it makes its first sandbox."""
@@ -77,12 +110,11 @@ class Served:
     def leftovers(self) -> list[Path]:
         """Groups, and folders with sockets, of servers that are gone."""
         groups = [path for base in read_control_groups().folders.values() for path in base.glob("belljar-*-*")]
-        runs = [path for path in (self.folder / "runs").iterdir() if path.name.split("-")[0] != str(self._running_pid)]
+        running = self.pids() if self.process is not None else set[int]()
+        runs = [
+            path for folder in self.folders for path in folder.glob("runs/*") if not _pids([path / ADDRESS]) & running
+        ]
         return [*runs, *(path for path in groups if int(path.name.split("-")[1]) in self._ended)]
-
-    @property
-    def _running_pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
 
     @asynccontextmanager
     async def client(self, era: str = "auto", **options: Any) -> AsyncGenerator[Caller]:
@@ -90,9 +122,10 @@ class Served:
             yield Caller(client)
 
     @contextmanager
-    def journal_locked(self) -> Generator[None]:
+    def journal_locked(self, session_id: str) -> Generator[None]:
         """Another process is in the middle of a transaction, and stays there."""
-        with closing(sqlite3.connect(self.folder / "journal.sqlite", isolation_level=None)) as other:
+        _, folder = self.server_of(session_id)
+        with closing(sqlite3.connect(folder / "journal.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -110,6 +143,11 @@ def stopped(pid: int) -> Generator[None]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def _pids(addresses: Iterable[Path]) -> set[int]:
+    """Which servers tell these addresses, by the names of their folders."""
+    return {int(path.parent.name.partition("-")[0]) for path in addresses}
 
 
 def mounts() -> int:

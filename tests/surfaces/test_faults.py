@@ -9,7 +9,7 @@ import resource
 import signal
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ FLOOD = "for i in range(3_000): print('line', i)"
 CRASH = "import os\nprint('last words', flush=True)\nos._exit(7)"
 FAST = {"BELLJAR_PRELOAD": "json", "BELLJAR_LOG_LEVEL": "ERROR", "BELLJAR_INTERRUPT_GRACE_S": "1"}
 WORTH_A_START = 5
+MOST_BESIDE_S = 31
+"""How much longer than it is asked to wait a call may take, whatever happens."""
 WHICH = st.integers(0, 1_000_000)
 ERA = st.sampled_from(ERAS)
 
@@ -56,12 +58,13 @@ class Faults(RuleBasedStateMachine):
     """Rules are what clients, operators and accidents do."""
 
     environment: Environment
+    workers = 1
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="belljar-faults-")
         Path(self.folder.name).chmod(0o755)
-        self.served = Served(self.environment, Path(self.folder.name), **FAST)
+        self.served = Served(self.environment, Path(self.folder.name), workers=self.workers, **FAST)
         self.served.start()
         self._portal = start_blocking_portal()
         self.portal = self._portal.__enter__()
@@ -158,17 +161,7 @@ class Faults(RuleBasedStateMachine):
         self.portal.call(self.served.kill)
         self._start()
         self.portal.call(self.served.tidied)
-        for session in self.sessions.values():
-            if session.running:
-                ended = self.portal.call(self._get, session.running)
-                assert (ended.status, ended.state) == ("died", "lost"), ended
-                assert "its server ended without notice" in str(ended.cause) or session.is_shaken, ended
-                assert ended.sequence >= session.said
-            for execution_id in session.waiting:
-                ended = self.portal.call(self._get, execution_id)
-                assert ended.status in (("rejected", "ok", "died") if session.is_shaken else ("rejected",)), ended
-                assert "never ran" in str(ended.cause) or session.is_shaken, ended
-            session.n, session.is_shaken, session.running, session.waiting = None, False, "", []
+        self._lose(self.sessions)
         self._check_all()
 
     @rule()
@@ -189,7 +182,7 @@ class Faults(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     def some_process_of_it_is_killed(self, which: int) -> None:
         """A kernel, what holds its sandbox, or what sessions are forked from."""
-        family = sorted(tree(self.served.pid) - {self.served.pid})
+        family = sorted(tree(self.served.pid) - self.served.pids())
         if family:
             for session in self.sessions.values():
                 session.is_shaken = True
@@ -201,7 +194,7 @@ class Faults(RuleBasedStateMachine):
         session_id = _pick(self._idle(), which)
         if self.sessions[session_id].n is None or self.sessions[session_id].is_shaken:
             return  # a kernel may have to be started for it, with the help of whoever is frozen
-        family = sorted(tree(self.served.pid) - {self.served.pid})
+        family = sorted(tree(self.served.pid) - self.served.pids())
         with stopped(_pick(family, frozen)):
             result = self.portal.call(self._execute, ERAS[1], COUNT, session_id, 60, 1.0)
         self.sessions[session_id].is_shaken = result.status != "ok"
@@ -219,7 +212,7 @@ class Faults(RuleBasedStateMachine):
         session_id = _pick(self._idle(), which)
         if self.sessions[session_id].n is None:
             return  # it may have to be woken, which is refused then
-        with self.served.journal_locked():
+        with self.served.journal_locked(session_id):
             result = self.portal.call(self._execute, ERAS[1], COUNT, session_id)
         self._check_count(result)
         self._until_written(result.execution_id)
@@ -230,12 +223,13 @@ class Faults(RuleBasedStateMachine):
         session_id = _pick(self._idle(), which)
         if self.sessions[session_id].n is None or self.sessions[session_id].is_shaken:
             return  # a kernel that starts now would have the same limit
-        limits = resource.prlimit(self.served.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.served.pid, resource.RLIMIT_FSIZE, (4_096, limits[1]))
+        pid, _ = self.served.server_of(session_id)
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4_096, limits[1]))
         try:
             result = self.portal.call(self._execute, ERAS[1], COUNT, session_id)
         finally:
-            resource.prlimit(self.served.pid, resource.RLIMIT_FSIZE, limits)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         self._check_count(result)
         self._until_written(result.execution_id)
 
@@ -253,6 +247,20 @@ class Faults(RuleBasedStateMachine):
             self.folder.cleanup()
 
     # What must hold
+
+    def _lose(self, sessions: dict[str, Modelled]) -> None:
+        """The server of these sessions was killed, and there is another one in its place."""
+        for session in sessions.values():
+            if session.running:
+                ended = self.portal.call(self._get, session.running)
+                assert (ended.status, ended.state) == ("died", "lost"), ended
+                assert "its server ended without notice" in str(ended.cause) or session.is_shaken, ended
+                assert ended.sequence >= session.said
+            for execution_id in session.waiting:
+                ended = self.portal.call(self._get, execution_id)
+                assert ended.status in (("rejected", "ok", "died") if session.is_shaken else ("rejected",)), ended
+                assert "never ran" in str(ended.cause) or session.is_shaken, ended
+            session.n, session.is_shaken, session.running, session.waiting = None, False, "", []
 
     def _check_count(self, result: ExecutionResult) -> None:
         """Its variable is what it was, or its loss is told: never a fresh process without a word."""
@@ -327,8 +335,9 @@ class Faults(RuleBasedStateMachine):
         self, era: str, code: str, session_id: str, wait_s: float = 60, timeout_s: float = 600
     ) -> ExecutionResult:
         self.since_start += 1
-        async with self.served.client(era) as caller:
-            return self._kept(await caller.execute(code, session_id, wait_s=wait_s, timeout_s=timeout_s))
+        with anyio.fail_after(wait_s + MOST_BESIDE_S):
+            async with self.served.client(era) as caller:
+                return self._kept(await caller.execute(code, session_id, wait_s=wait_s, timeout_s=timeout_s))
 
     async def _execute_frozen(self, session_id: str) -> ExecutionResult:
         found: list[ExecutionResult] = []
@@ -339,13 +348,14 @@ class Faults(RuleBasedStateMachine):
 
             group.start_soon(run)
             await anyio.lowlevel.checkpoint()
-            with stopped(self.served.pid):
+            with stopped(self.served.server_of(session_id)[0]):
                 await anyio.lowlevel.checkpoint()
         return self._kept(found[0])
 
     async def _get(self, execution_id: str, wait_s: float = 0) -> ExecutionResult:
-        async with self.served.client() as caller:
-            return self._kept(await caller.get(execution_id, wait_s=wait_s))
+        with anyio.fail_after(wait_s + MOST_BESIDE_S):
+            async with self.served.client() as caller:
+                return self._kept(await caller.get(execution_id, wait_s=wait_s))
 
     def _kept(self, result: ExecutionResult) -> ExecutionResult:
         if result.status != "running" and result.execution_id:
@@ -366,18 +376,20 @@ class Faults(RuleBasedStateMachine):
 
     async def _written(self, execution_id: str) -> None:
         query = "SELECT count(*) FROM executions WHERE id = ? AND result IS NOT NULL"
-        with closing(sqlite3.connect(self.served.folder / "journal.sqlite")) as reader:
-            await until(lambda: reader.execute(query, (execution_id,)).fetchone()[0])
+        with ExitStack() as stack:
+            journals = [sqlite3.connect(folder / "journal.sqlite") for folder in self.served.folders]
+            readers = [stack.enter_context(closing(journal)) for journal in journals]
+            await until(lambda: any(reader.execute(query, (execution_id,)).fetchone()[0] for reader in readers))
 
 
 def _pick(choices: list[Any], which: int) -> Any:
     return choices[which % len(choices)]
 
 
-def _run(environment: Environment, *, examples: int, steps: int, derandomize: bool) -> None:
-    Faults.environment = environment
+def run_faults(kind: type[Faults], environment: Environment, *, examples: int, steps: int, derandomize: bool) -> None:
+    kind.environment = environment
     run_state_machine_as_test(
-        Faults,
+        kind,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -393,11 +405,17 @@ def _run(environment: Environment, *, examples: int, steps: int, derandomize: bo
 
 @pytest.mark.timeout(300)
 def test_what_was_promised_holds_through_a_few_accidents(default_environment: Environment) -> None:
-    _run(default_environment, examples=1, steps=24, derandomize=True)
+    run_faults(Faults, default_environment, examples=1, steps=24, derandomize=True)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif("BELLJAR_SOAK" not in os.environ, reason="takes minutes: set BELLJAR_SOAK=1 to run it")
 def test_what_was_promised_holds_through_many_accidents(default_environment: Environment) -> None:
-    _run(default_environment, examples=int(os.environ.get("BELLJAR_SOAK_EXAMPLES", "40")), steps=40, derandomize=False)
+    run_faults(
+        Faults,
+        default_environment,
+        examples=int(os.environ.get("BELLJAR_SOAK_EXAMPLES", "40")),
+        steps=40,
+        derandomize=False,
+    )

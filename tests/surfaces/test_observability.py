@@ -345,7 +345,7 @@ async def test_no_number_names_a_session_a_caller_or_what_a_caller_sent(runtime:
     assert "secret_name" not in text
     assert not any(identifier in text for identifier in (result.session_id, result.execution_id, "local", *pooled))
     labels = {name for family in plain_metrics(text) for sample in family.samples for name in sample.labels}
-    assert labels <= {"version", "state", "status", "tool", "outcome", "kind", "origin", "kept", "le"}
+    assert labels <= {"version", "state", "status", "tool", "outcome", "kind", "origin", "kept", "le", "where", "to"}
 
 
 async def test_the_newer_format_is_spoken_too(runtime: Runtime) -> None:
