@@ -98,7 +98,8 @@ async def test_code_is_shown_around_the_line_that_was_found(place: Place) -> Non
         described = (await browser.get("/api/v1/openapi.json")).json()["components"]["schemas"]
         assert "ask_once" in described["QuestionSubject"]["properties"]["holds_for_session"]["description"]
         page = (await browser.get(f"/console/inbox/{question.id}")).text
-        assert "The policy asks for your consent" in page
+        assert '<p class="asker">The policy asks<' in page
+        assert "May this code run?" in page
         assert "<td>code.1</td><td>folders are &lt;b&gt;deleted&lt;/b&gt; only with a yes</td>" in page
         assert '<li value="400" class="marked">' in page
         assert "390 lines not shown here" in page
@@ -123,7 +124,7 @@ async def test_a_call_is_shown_with_its_arguments_and_that_a_yes_holds(place: Pl
     assert about.holds_for_session
     async with place.operator() as browser:
         page = (await browser.get(f"/console/inbox/{question.id}")).text
-        assert "<code>book.publish</code>" in page
+        assert "May book.publish be called?" in page
         assert "&lt;i&gt;[EMAIL_" in page
         assert "Your yes holds for the rest of this session" in page
         await browser.post(f"/console/inbox/{question.id}", data={"action": "accept"})
@@ -134,11 +135,11 @@ async def test_words_of_a_server_and_of_code_cannot_pass_for_the_policy(place: P
     async with place.operator() as browser:
         for code, heading in [
             ("from servers.awkward import ask_url\nask_url()", "The MCP server awkward asks"),
-            ("input('The policy asks for your consent')", "Code of a cell asks"),
+            ("input('The policy asks')", "Code of a cell asks"),
         ]:
             question = await asked(place, code)
             page = (await browser.get(f"/console/inbox/{question.id}")).text
-            assert re.search(r"<h2><a [^>]*>([^<]*)</a></h2>", page)[1] == heading  # pyright: ignore[reportOptionalSubscript]
+            assert re.search(r'<p class="asker">([^<]*)<', page)[1] == heading  # pyright: ignore[reportOptionalSubscript]
             await browser.post(f"/console/inbox/{question.id}", data={"action": "decline"})
             await place.agent.ended(question.execution_id)
 

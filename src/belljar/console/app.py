@@ -78,6 +78,7 @@ def console_app(
         Route("/console/executions/{execution_id}/lines", _answered(pages.lines), methods=["GET"]),
         Route("/console/executions/{execution_id}/whole", _compressed(_answered(pages.whole_output)), methods=["GET"]),
         Route("/console/inbox", _shown(pages.inbox), methods=["GET"]),
+        Route("/console/inbox", _shown(actions.answer_several), methods=["POST"]),
         Route("/console/inbox/{question_id:path}", _shown(pages.one_question), methods=["GET"]),
         Route("/console/inbox/{question_id:path}", _shown(actions.answer), methods=["POST"]),
         Route("/console/decisions", _shown(pages.decisions), methods=["GET"]),

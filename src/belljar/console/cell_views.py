@@ -98,22 +98,36 @@ class QuestionView:
     may_answer: bool
 
     @property
-    def heading(self) -> str:
-        """Return who asks."""
+    def asker(self) -> str:
+        """Return who asks, as the server knows it."""
         about = self.entry.about
         match about.asked_by if about is not None else "":
             case "policy":
-                return "The policy asks for your consent"
+                return "The policy asks"
             case "plugin":
-                return "A plugin of the server asks for your consent"
+                return "A plugin of the server asks"
             case "server" if about is not None:
                 return f"The MCP server {about.server} asks"
             case "workflow":
-                return "A workflow asks"
+                return self.entry.message.partition(": ")[0].replace("workflow", "Workflow", 1) + " asks"
             case "code":
                 return "Code of a cell asks"
             case _:  # asked by an earlier belljar
                 return "A question"
+
+    @property
+    def asks_yes_or_no(self) -> bool:
+        """Return whether the answer is a single yes or no."""
+        return len(self.fields) == 1 and self.fields[0].kind == "checkbox"
+
+    @property
+    def outcome(self) -> str:
+        """Return what was decided, in words."""
+        if self.entry.state != "answered":
+            return self.entry.state
+        if not self.entry.fields:
+            return "allowed with changes" if self.entry.edited else "allowed"
+        return f"answered: {self.entry.chosen}" if self.entry.chosen else "answered"
 
     @property
     def has_parts(self) -> bool:

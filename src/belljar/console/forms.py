@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from belljar.engine.contract import Access, Engine
-from belljar.errors import InvalidArgument, TooLarge
+from belljar.errors import BelljarError, InvalidArgument, TooLarge
 from belljar.questions.schema import choices_of, fields_of, required_of, typed_value
 
 MAX_FIELDS: Final = 100
@@ -34,6 +34,8 @@ DONE: Final = {
     "forked-fewer": "There was no room for all of them. The forks that were made are named below and in the timeline.",
     "rewound": "Rewound. What was undone is folded below: its code can be run again from there.",
     "renamed": "Renamed.",
+    "answered": "Answered. Whoever asked goes on.",
+    "declined": "Declined. Whoever asked is told so.",
     "uploaded": "Uploaded.",
     "deleted": "The file is deleted.",
     "ended": "The session has ended, and all of it is deleted.",
@@ -52,6 +54,8 @@ class FormField:
     hint: str = ""
     value: str = ""
     is_required: bool = False
+    takes_empty: bool = False
+    """Whether an empty text is an answer, as to `input()`."""
     choices: tuple[tuple[str, str], ...] = ()
 
 
@@ -78,7 +82,8 @@ def _field(name: str, entry: dict[str, Any], is_required: bool, is_password: boo
         else default
         if isinstance(default, str)
         else json.dumps(default),
-        is_required=is_required and kind != "checkbox",
+        is_required=is_required and kind != "checkbox" and entry.get("minLength") != 0,
+        takes_empty=is_required and entry.get("minLength") == 0,
         choices=tuple((str(value), label) for value, label in choices),
     )
 
@@ -102,7 +107,7 @@ def sent_values(schema: Mapping[str, Any], sent: Mapping[str, str]) -> dict[str,
         text = sent.get(PREFIX + field.name, "")
         if field.kind == "checkbox":
             values[field.name] = bool(text)
-        elif text or (field.is_required and field.kind == "text"):
+        elif text or field.takes_empty:
             values[field.name] = _value(field, text)
     return values
 
@@ -163,10 +168,42 @@ class SessionActions:
         async with request.form(max_files=0, max_fields=2 * MAX_FIELDS) as form:
             sent = {name: value for name, value in form.items() if isinstance(value, str)}
         asked = next((one for one in await self._engine.questions(access) if one.id == question_id), None)
-        action = "decline" if sent.get("action") == "decline" else "accept"
-        values = sent_values(asked.fields, sent) if asked is not None and action == "accept" else {}
-        await self._engine.answer(access, question_id, action, values)
-        return RedirectResponse("/console/inbox", status_code=303)
+        choice = sent.get("action", "")
+        action = "decline" if choice == "decline" else "accept"
+        if asked is not None and choice in ("yes", "no"):
+            values: dict[str, Any] = dict.fromkeys(fields_of(asked.fields), choice == "yes")
+        else:
+            values = sent_values(asked.fields, sent) if asked is not None and action == "accept" else {}
+        more = {name: sent.get(name, "").replace("\r\n", "\n") for name in ("edited", "said")}
+        await self._engine.answer(access, question_id, action, values, **more)
+        return RedirectResponse(
+            f"/console/inbox?done={'declined' if action == 'decline' else 'answered'}", status_code=303
+        )
+
+    async def answer_several(self, request: Request) -> Response:
+        """Answer `POST /console/inbox`: allow or decline all questions that were selected."""
+        access: Access = request.state.access
+        check_length(request)
+        async with request.form(max_files=0, max_fields=2 * MAX_FIELDS) as form:
+            action = "decline" if form.get("action") == "decline" else "accept"
+            wanted = [str(one) for one in form.getlist("question")]
+        if not wanted:
+            raise InvalidArgument("no question was selected", hint="Select some first")
+        refusals: list[BelljarError] = []
+        for question_id in wanted:
+            try:
+                await self._engine.answer(access, question_id, action, {})
+            except BelljarError as error:
+                refusals.append(error)
+        if refusals:
+            done = len(wanted) - len(refusals)
+            raise InvalidArgument(
+                f"{done} of {len(wanted)} were answered; of the others the first: {refusals[0].message}",
+                hint=refusals[0].hint or "The inbox has what still waits",
+            )
+        return RedirectResponse(
+            f"/console/inbox?done={'declined' if action == 'decline' else 'answered'}", status_code=303
+        )
 
     async def _act(self, access: Access, session_id: str, act: str, fields: dict[str, str]) -> Response:
         engine = self._engine

@@ -212,7 +212,7 @@ class Pages:
         access: Access = request.state.access
         ended = await self._engine.questions(access, "ended")
         questions = [QuestionView.of(entry, access) for entry in await self._engine.questions(access)]
-        shown = ended[:_ENDED_SHOWN]
+        shown = [QuestionView.of(entry, access) for entry in ended[:_ENDED_SHOWN]]
         return await self.page("inbox.html", request, questions=questions, ended=shown, before=[], only=False)
 
     async def one_question(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ class Pages:
         if not waiting and not ended:
             raise QuestionNotFound(f"there is no question {question_id[:80]!r}", hint="The inbox lists those that wait")
         questions, before = ([QuestionView.of(entry, access) for entry in found] for found in (waiting, ended))
-        return await self.page("inbox.html", request, questions=questions, ended=ended, before=before, only=True)
+        return await self.page("inbox.html", request, questions=questions, ended=before, before=before, only=True)
 
     def question(self, entry: InboxQuestion, access: Access) -> str:
         """Return a question as a part of the inbox."""

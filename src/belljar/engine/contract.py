@@ -422,9 +422,19 @@ class Engine(Protocol):
         ...
 
     async def answer(
-        self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
+        self,
+        access: Access,
+        question_id: str,
+        action: Literal["accept", "decline"],
+        values: dict[str, JsonValue],
+        *,
+        edited: str = "",
+        said: str = "",
     ) -> InboxQuestion:
-        """Answer a question that waits; `QuestionClosed` says who was first."""
+        """Answer a question that waits; `QuestionClosed` says who was first.
+
+        `edited` is allowed in place of the code or arguments that were asked about, and `said` is told to the agent.
+        """
         ...
 
     async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:

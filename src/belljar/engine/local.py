@@ -386,12 +386,20 @@ class LocalEngine(LocalViews):
         self._note(access, session_id, f"deleted {name[:MAX_TEXT]!r} from the session folder")
 
     async def answer(
-        self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
+        self,
+        access: Access,
+        question_id: str,
+        action: Literal["accept", "decline"],
+        values: dict[str, JsonValue],
+        *,
+        edited: str = "",
+        said: str = "",
     ) -> InboxQuestion:
         """See `Engine`."""
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         by = access.name or access.principal
-        return await inbox.answer(question_id, whose, action=action, values=values, by=by, where=access.via)
+        given = {"by": by, "where": access.via, "edited": edited, "said": said}
+        return await inbox.answer(question_id, whose, action=action, values=values, **given)
 
     async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
         """See `Engine`."""

@@ -267,12 +267,20 @@ class ManyEngine(CalledEngine):
     # Acting
 
     async def answer(
-        self, access: Access, question_id: str, action: Literal["accept", "decline"], values: dict[str, JsonValue]
+        self,
+        access: Access,
+        question_id: str,
+        action: Literal["accept", "decline"],
+        values: dict[str, JsonValue],
+        *,
+        edited: str = "",
+        said: str = "",
     ) -> InboxQuestion:
         """See `Engine`."""
         # A server that has not put the question knows of it from the journal, and says that another one waits for it.
         absence = (QuestionNotFound, QuestionClosed)
-        return await self._first(absence, "answer", access, question_id=question_id, action=action, values=values)
+        given = {"action": action, "values": values, "edited": edited, "said": said}
+        return await self._first(absence, "answer", access, question_id=question_id, **given)
 
     async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
         """See `Engine`."""

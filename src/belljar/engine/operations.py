@@ -59,7 +59,7 @@ from belljar.models import (
     Rewinding,
     SessionFork,
 )
-from belljar.questions.models import InboxQuestion
+from belljar.questions.models import MAX_EDITED_CHARS, MAX_SAID_CHARS, InboxQuestion
 
 PREFIX: Final = "/api/v1"
 JSON: Final = "application/json"
@@ -178,10 +178,12 @@ class RunSteering(Model):
 
 
 class QuestionAnswer(Model):
-    """The answer to a question."""
+    """The answer to a question; `edited` is allowed in place of what was asked about, `said` is told to the agent."""
 
     action: Literal["accept", "decline"]
     values: dict[str, JsonValue] = {}
+    edited: str = Field("", max_length=MAX_EDITED_CHARS)
+    said: str = Field("", max_length=MAX_SAID_CHARS)
 
 
 # What answers say that is no model of its own

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 from belljar import logs, metrics
 from belljar.change_signal import ChangeSignal
@@ -45,12 +46,15 @@ from belljar.kernels.base import Kernel, is_remote
 from belljar.kernels.ipython import IPythonKernel
 from belljar.models import ExecutionResult, FileReference, OutputEvent
 from belljar.outputs.events import ClearOutput, CommMessage, Event, Finished, InputRequest
+from belljar.privacy.signed_urls import without_signatures
 from belljar.provisioning.handover import ResumableKernel
 from belljar.questions.models import Question, QuestionReply
 from belljar.sandboxes.base import Incident
 from belljar.toolbox.base import CallLog, CallRecord
 from belljar.toolbox.broker import Broker
 from belljar.tracing import ExecutionSpan
+
+_MAX_CHANGED_CHARS = 2_000
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +298,9 @@ class Execution:
         """Tell the agent of an answer that did not come through its client."""
         if reply is not None and reply.by and reply.by != self.cell.author:
             said = "answered" if reply.action == "accept" else "declined"
-            self._transcript.notice(f"{reply.by} {said} its question at the server's inbox")
+            changed = ", and changed what it asked about" if reply.edited else ""
+            words = self._session.redactor.redact_own_text(reply.words)
+            self._transcript.notice(f"{reply.by} {said} its question at the server's inbox{changed}{words}")
 
     def _is_wanted(self) -> bool:
         is_stopped = self._stopper is not None and self._stopper.reason is not None
@@ -428,7 +434,13 @@ class Execution:
         if not guard.inspects_code and "judge_code" not in plugins.used_hooks:
             return None
         try:
-            self._notice_all(await check_policy(plugins, guard, self._facts, self.ask))
+            allowed = await check_policy(plugins, guard, self._facts, self.ask)
+            if allowed.code != self.cell.code:
+                # What runs is what was allowed, and so is what is on record.
+                self.cell = replace(self.cell, code=allowed.code)
+                self._session.journal.change_code(self.id, without_signatures(allowed.code))
+                self._transcript.notice(f"this ran instead of the cell's code: {allowed.code[:_MAX_CHANGED_CHARS]!r}")
+            self._notice_all(allowed.warnings)
         except SyntaxFault as fault:
             return fault
         except CodeRejected:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from belljar.errors import CodeRejected
@@ -53,10 +54,26 @@ async def ask_nobody(_: Question) -> None:
     """Return no answer, where nobody can be asked: of code that is only saved, and of programs."""
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedCode:
+    """Code that may run."""
+
+    warnings: list[str]
+    code: str
+    """What a person put in place of the cell's code before they allowed it, else that."""
+
+
 async def check_policy(
-    plugins: Plugins, guard: Guard, cell: CellFacts, ask: Callable[[Question], Awaitable[QuestionReply | None]]
-) -> list[str]:
-    """Return the warnings for code that may run, or raise `CodeRejected`. Plugins judge it before the policy does."""
+    plugins: Plugins,
+    guard: Guard,
+    cell: CellFacts,
+    ask: Callable[[Question], Awaitable[QuestionReply | None]],
+    changed_by: str = "",
+) -> AllowedCode:
+    """Return the code that may run, or raise `CodeRejected`. Plugins judge it before the policy does.
+
+    With `changed_by`, the code is what this person allows in place of the cell's: it is judged, and nobody asked again.
+    """
     verdicts = await plugins.judge_code(cell) if "judge_code" in plugins.used_hooks else []
     if any(verdict.decision == "deny" for verdict in verdicts):
         inspection = Inspection()
@@ -65,7 +82,7 @@ async def check_policy(
     decisions = {inspection.decision, *(verdict.decision for verdict in verdicts)}
 
     def record(outcome: str, by: str = "") -> None:
-        guard.record_code_decision(cell.execution_id, inspection, outcome, by)
+        guard.record_code_decision(cell.execution_id, inspection, outcome, by or changed_by)
         for verdict in verdicts:
             if verdict.decision != "allow":
                 guard.record_plugin_decision(cell.execution_id, verdict, outcome)
@@ -76,13 +93,18 @@ async def check_policy(
             line, deny = inspection.findings[0].line, partial(record, "denied")
             raise SyntaxFault(f"the code did not run: {reasons}", inspection.syntax_error, line, deny)
         record("denied")
-        raise CodeRejected(f"the code did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
-    if "ask" in decisions:
+        whose = f"the code that {changed_by} put in its place" if changed_by else "the code"
+        raise CodeRejected(f"{whose} did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
+    if "ask" in decisions and changed_by:
+        record("approved")
+    elif "ask" in decisions:
         reasons = _reasons("ask", inspection, verdicts)
         text = f"May this code run? {reasons}\n\n{_excerpt(cell.code)}"
         about = code_subject(cell.code, _asked_about(inspection, verdicts))
         reply = await ask(Question(text, is_ours=True, in_console=inspection.in_console, about=about))
         is_approved = reply is not None and reply.action == "accept"
+        if reply is not None and is_approved and reply.edited:
+            return await check_policy(plugins, guard, replace(cell, code=reply.edited), ask, reply.by or "a person")
         record("approved" if is_approved else "declined", reply.by if reply is not None else "")
         if not is_approved:
             has_declined = reply is not None and reply.action == "decline"
@@ -90,11 +112,14 @@ async def check_policy(
             said = "nobody could be asked" if reply is None else said
             if reply is None and inspection.in_console:
                 said = f"{said}, because it has to be allowed at the server's inbox and nobody looks at that"
-            raise CodeRejected(f"the code did not run, {said}: {reasons}", hint=DECLINED_HINT if has_declined else HINT)
+            words = reply.words if reply is not None else ""
+            hint = DECLINED_HINT if has_declined else HINT
+            raise CodeRejected(f"the code did not run, {said}: {reasons}{words}", hint=hint)
     elif "warn" in decisions:
         record("allowed")
     own = [f"the policy warns: {inspection_text(inspection)}"] if inspection.decision == "warn" else []
-    return [*own, *(verdict.reason for verdict in verdicts if verdict.decision == "warn")]
+    warnings = [*own, *(verdict.reason for verdict in verdicts if verdict.decision == "warn")]
+    return AllowedCode(warnings, cell.code)
 
 
 def _reasons(decision: str, inspection: Inspection, verdicts: Sequence[Verdict]) -> str:

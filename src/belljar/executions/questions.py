@@ -22,7 +22,9 @@ ANSWER = "answer"
 """The only field of the form for `input()`."""
 INPUT_SCHEMA = {
     "type": "object",
-    "properties": {ANSWER: {"type": "string", "title": "Answer", "description": "The text that input() returns"}},
+    "properties": {
+        ANSWER: {"type": "string", "title": "Answer", "description": "The text that input() returns", "minLength": 0}
+    },
     "required": [ANSWER],
     "title": "Answer",
 }

@@ -43,6 +43,7 @@ _BEGIN = (
     "INSERT INTO executions (id, session_id, principal, code, submitted_at, key, author, client, started_at) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_CHANGE = "UPDATE executions SET code = ? WHERE id = ?"
 _START = "UPDATE executions SET started_at = ? WHERE id = ?"
 _APPEND = "INSERT INTO events VALUES (?, ?, ?, ?, ?)"
 _FINISH = "UPDATE executions SET result = ?, output_bytes = ?, display_bytes = ?, ended_at = ? WHERE id = ?"
@@ -164,6 +165,11 @@ class Journal(JournalWriter):
             raise Busy(
                 "another server is at work on an execution with this idempotency_key", hint="Make the same call again"
             )
+
+    def change_code(self, execution_id: str, code: str) -> None:
+        """Record the code that a person allowed in place of an execution's; it has not begun."""
+        self.write(_CHANGE, (code, execution_id))
+        self.commit()
 
     def start(self, execution_id: str) -> None:
         """Record that the code of an execution is about to run."""

@@ -1,4 +1,4 @@
-"""The questions table of the journal: what people were asked, who answered and where. Answers are not kept."""
+"""The questions table of the journal: what people were asked, who answered and where. Typed text is not kept."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from belljar.questions.models import InboxQuestion, QuestionSubject
 
 _COLUMNS = (
     "id, execution_id, session_id, principal, message, schema, is_password, in_console, put_at, expires_at, state, "
-    "ended_at, answered_by, answered_in, subject"
+    "ended_at, answered_by, answered_in, chosen, edited, said, subject"
 )
 
 
@@ -26,7 +26,7 @@ class QuestionRecords:
         """Record that a person is asked."""
         self._journal.write(
             f"INSERT OR REPLACE INTO questions ({_COLUMNS}) "  # noqa: S608
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'waiting', NULL, '', '', ?)",
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'waiting', NULL, '', '', '', '', '', ?)",
             (
                 question.id,
                 question.execution_id,
@@ -46,9 +46,18 @@ class QuestionRecords:
     def end(self, question: InboxQuestion) -> None:
         """Record what became of a question."""
         self._journal.write(
-            "UPDATE questions SET state = ?, ended_at = ?, answered_by = ?, answered_in = ? "
-            "WHERE id = ? AND state = 'waiting'",
-            (question.state, _timestamp(question.ended_at), question.answered_by, question.answered_in, question.id),
+            "UPDATE questions SET state = ?, ended_at = ?, answered_by = ?, answered_in = ?, chosen = ?, edited = ?, "
+            "said = ? WHERE id = ? AND state = 'waiting'",
+            (
+                question.state,
+                _timestamp(question.ended_at),
+                question.answered_by,
+                question.answered_in,
+                question.chosen,
+                question.edited,
+                question.said,
+                question.id,
+            ),
         )
         self._journal.commit()
 

@@ -129,7 +129,7 @@ CREATE TABLE calls (
     PRIMARY KEY (execution_id, number)
 ) WITHOUT ROWID;
 """
-# What people were asked, who answered and where. The values of answers are not kept.
+# What people were asked, who answered and where. What they typed is not kept.
 _QUESTIONS = """
 CREATE TABLE questions (
     id TEXT PRIMARY KEY,
@@ -174,6 +174,12 @@ _BUNDLES = """
 ALTER TABLE sessions ADD COLUMN bundle INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE sessions ADD COLUMN owned INTEGER NOT NULL DEFAULT 0;
 """
+# What was chosen, what was allowed in place of what was asked about, and what the agent was told with it.
+_ANSWERS = """
+ALTER TABLE questions ADD COLUMN chosen TEXT NOT NULL DEFAULT '';
+ALTER TABLE questions ADD COLUMN edited TEXT NOT NULL DEFAULT '';
+ALTER TABLE questions ADD COLUMN said TEXT NOT NULL DEFAULT '';
+"""
 _STEPS = {
     1: _FIRST,
     2: _BOUNDED,
@@ -185,6 +191,7 @@ _STEPS = {
     8: _INSTALLS,
     9: _LONG_RUNS,
     10: _BUNDLES,
+    11: _ANSWERS,
 }
 VERSION = max(_STEPS)
 

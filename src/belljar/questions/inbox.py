@@ -6,6 +6,7 @@ first. Commands and the console use the same methods. Knows nothing of protocols
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,9 +14,19 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from belljar.errors import InvalidArgument, OperatorNeeded, QuestionClosed, QuestionNotFound
+from belljar.json_values import check_values
 from belljar.models import iso_ms
-from belljar.questions.models import Action, InboxQuestion, Question, QuestionReply, QuestionState
-from belljar.questions.schema import checked_values
+from belljar.outputs.terminal_text import printable
+from belljar.questions.models import (
+    MAX_EDITED_CHARS,
+    MAX_SAID_CHARS,
+    Action,
+    InboxQuestion,
+    Question,
+    QuestionReply,
+    QuestionState,
+)
+from belljar.questions.schema import checked_values, chosen_text
 
 PRESENCE_S = 30.0
 """How long somebody counts as looking at the inbox after they were seen last."""
@@ -46,8 +57,12 @@ class WaitingQuestion:
         """Note what became of the question; what comes after its end changes nothing."""
         if not self.is_open:
             return
-        ended = {"state": state, "ended_at": iso_ms(time.time()), "answered_in": where}
-        self.entry = self.entry.model_copy(update={**ended, "answered_by": reply.by if reply is not None else ""})
+        ended: dict[str, str] = {"state": state, "ended_at": iso_ms(time.time()), "answered_in": where}
+        if reply is not None:
+            chosen = "" if self.entry.is_password else chosen_text(self.entry.fields, reply.values)
+            said, edited = printable(reply.said), printable(reply.edited)
+            ended |= {"answered_by": reply.by, "chosen": chosen, "said": said, "edited": edited}
+        self.entry = self.entry.model_copy(update=ended)
         if reply is not None:
             self.reply.set_result(reply)
         self.on_end(self.entry)
@@ -182,15 +197,23 @@ class Inbox:
         values: Mapping[str, Any] | None = None,
         by: str,
         where: str,
+        edited: str = "",
+        said: str = "",
     ) -> InboxQuestion:
         """Answer a question for the person `by`; return it as it is then.
 
+        `edited` is allowed in place of what was asked about, and `said` is told to the agent.
         Raises `QuestionClosed` if it waits no more, with who was first.
         """
         question = self.find(question_id, principal)
         check_may_answer(question_id, in_console=question.in_console, is_operator=principal is None)
         if question.state != "waiting":
             raise QuestionClosed(_fate(question))
+        edited = _checked_edit(question, edited) if action == "accept" else ""
+        if len(said) > MAX_SAID_CHARS:
+            raise InvalidArgument(f"the message has {len(said):,} characters, the limit is {MAX_SAID_CHARS:,}")
+        if said and question.kind == "workflow":
+            raise InvalidArgument("a run has no agent that reads a message", hint="Answer without one")
         if question.kind == "workflow":
             for source in self.sources:
                 await source.answer(question, action, values or {}, by, is_operator=principal is None)
@@ -206,7 +229,7 @@ class Inbox:
             raise QuestionClosed(
                 f"question {question_id} waits under another server", hint="Answer it there, or on that machine"
             )
-        live.take(QuestionReply(action, given), by, where)
+        live.take(QuestionReply(action, given, edited=edited, said=said.strip()), by, where)
         return live.entry
 
 
@@ -221,6 +244,33 @@ def check_may_answer(question: str, *, in_console: bool, is_operator: bool) -> N
             hint="Tell the person: `belljar console` or `belljar inbox` on the server's machine shows it, and a key "
             "that `console_operators` names may answer it",
         )
+
+
+def _checked_edit(question: InboxQuestion, edited: str) -> str:
+    """Return what is to be allowed in place of what was asked about; empty if that is the same."""
+    about = question.about
+    if not edited or about is None or edited == about.editable:
+        return ""
+    if not about.editable:
+        raise InvalidArgument("what this question asks about cannot be changed", hint="Allow it as it is, or decline")
+    if len(edited) > MAX_EDITED_CHARS:
+        raise InvalidArgument(f"the change has {len(edited):,} characters, the limit is {MAX_EDITED_CHARS:,}")
+    if not edited.strip() or not is_unicode(edited):
+        raise InvalidArgument("the change is empty, or no text", hint="Decline what should not happen")
+    if about.tool:
+        try:
+            check_values(edited)
+            is_object = isinstance(json.loads(edited), dict)
+        except (RecursionError, ValueError) as error:
+            raise InvalidArgument(f"the arguments are not JSON: {error}", hint="Give a JSON object") from None
+        if not is_object:
+            raise InvalidArgument("the arguments are no JSON object", hint='Give one, like {"name": "value"}')
+    return edited
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be written: a lone surrogate cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _fate(question: InboxQuestion) -> str:

@@ -15,6 +15,9 @@ from belljar.outputs.terminal_text import printable
 
 MAX_MESSAGE_CHARS: Final = 20_000
 _MAX_TITLE_CHARS: Final = 200
+MAX_EDITED_CHARS: Final = 50_000
+"""The longest code or arguments that a person may change."""
+MAX_SAID_CHARS: Final = 2_000
 Action = Literal["accept", "decline"]
 QuestionState = Literal["waiting", "answered", "declined", "expired", "withdrawn"]
 
@@ -65,6 +68,11 @@ class QuestionSubject(Model):
     holds_for_session: bool = Field(
         default=False, description="Whether a yes holds for the rest of the session (`ask_once`)."
     )
+    editable: str = Field(
+        default="",
+        description="The code, or the arguments as a JSON object, for a person to change before they allow it; empty "
+        "where that cannot be done: it is long, or has personal data that is not shown.",
+    )
 
     def with_texts(self, change: Callable[[str], str]) -> "QuestionSubject":
         """Return it with all texts of others changed, to hide personal data for example.
@@ -76,6 +84,8 @@ class QuestionSubject(Model):
         lines = [line.model_copy(update={"text": text}) for line, text in zip(self.code, code, strict=False)]
         return self.model_copy(
             update={
+                # What is not whole cannot be changed: the rest of it would be lost.
+                "editable": self.editable if change(self.editable) == self.editable else "",
                 "server": change(self.server),
                 "tool": change(self.tool),
                 "arguments": [
@@ -133,6 +143,16 @@ class QuestionReply:
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     by: str = ""
     """The person who gave it, where that is known."""
+    edited: str = ""
+    """The code or the arguments that the person allows instead of those that they were asked about."""
+    said: str = ""
+    """What the person tells the agent with it."""
+
+    @property
+    def words(self) -> str:
+        """Return what the person tells the agent, as the end of a sentence about their answer."""
+        who = self.by or "The person"
+        return f". {who} says: {' '.join(self.said.split())}" if self.said else ""
 
 
 Ask = Callable[[Question], Awaitable[QuestionReply]]
@@ -164,6 +184,11 @@ class InboxQuestion(Model):
     ended_at: str | None = None
     answered_by: str = ""
     answered_in: str = ""
+    chosen: str = Field(default="", description="What was chosen, or yes or no; what is typed is not kept.")
+    edited: str = Field(
+        default="", description="The code or the arguments that were allowed in place of those asked about."
+    )
+    said: str = Field(default="", description="What the person told the agent with the answer.")
 
     @property
     def title(self) -> str:

@@ -227,6 +227,19 @@ def _key(value: object) -> object:
     return isinstance(value, bool), isinstance(value, str), value
 
 
+def chosen_text(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return what of an answer may be kept: choices, yes and no. What is typed may be a secret."""
+    told: list[str] = []
+    for name, entry in fields_of(schema).items():
+        value: object = values.get(name)
+        titles = {_key(known): title for known, title in choices_of(entry)}
+        if isinstance(value, bool):
+            told.append("yes" if value else "no")
+        elif isinstance(value, str) and _key(value) in titles:
+            told.append(titles[_key(value)])
+    return printable(", ".join(told))[:_MAX_FAULT]
+
+
 # Answers that somebody types on a line
 
 

@@ -127,7 +127,7 @@ class ProgramRunner:
         # Read once, because another program of this caller may change the file while the policy is checked.
         code = await asyncio.to_thread(self.storage.read, name)
         cell = CellFacts(self._name, self._principal, name, code, environment.name)
-        warnings = await check_policy(self._plugins, self._guard, cell, ask_nobody)
+        warnings = (await check_policy(self._plugins, self._guard, cell, ask_nobody)).warnings
         warnings += await self._plugins.tell("before_execution", cell=cell)
         end = await self._run(environment, name, code)
         return await self._screen(replace(end, notices=tuple(warnings)))

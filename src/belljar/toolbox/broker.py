@@ -5,6 +5,7 @@ in order. This module knows nothing about sockets.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -267,7 +268,7 @@ class Broker:
         arguments = await hooks.before(definition, self._check_arguments(definition, arguments))
         if hooks.is_changed:
             arguments = self._check_arguments(definition, arguments)
-        is_approved = await self._judge(calls, definition, arguments)
+        is_approved, arguments = await self._judge(calls, definition, arguments)
         async with self._slots:
             arguments = await self._reveal(definition, arguments, is_approved=is_approved)
             answer = await self._send(calls, definition, arguments)
@@ -312,11 +313,16 @@ class Broker:
         except BadArguments as error:
             raise CallFailed("arguments", str(error)) from error
 
-    async def _judge(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> bool:
-        """Raise `CallFailed` if the call is not allowed; return whether a person approved it."""
+    async def _judge(
+        self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject
+    ) -> tuple[bool, JsonObject]:
+        """Raise `CallFailed` if the call is not allowed; return whether a person approved it, and its arguments then.
+
+        Those that a person put in place of the call's own are checked like any others.
+        """
         call = self._facts(tool, arguments)
         verdict = await self._plugins.judge_tool_call(call, partial(self._judge_by_guards, call))
-        outcome, reason, by = "allowed", "", ""
+        outcome, reason, by, edited = "allowed", "", "", ""
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
@@ -331,11 +337,19 @@ class Broker:
             )
             text = f"{approval_text(tool, arguments)}\n{verdict.reason}".strip()
             question = Question(text, is_ours=True, in_console=in_console, about=about)
-            outcome, reason, by = await self._ask_approval(calls, question, verdict.reason)
+            outcome, reason, by, edited = await self._ask_approval(calls, question, verdict.reason)
+        if edited:
+            arguments = self._check_arguments(tool, json.loads(edited))
+            call = self._facts(tool, arguments)
+            if not await self._allows(tool, arguments, is_approved=True):
+                outcome, reason = (
+                    "denied",
+                    f"the policy does not allow it with the arguments that {by or 'a person'} gave",
+                )
         self._guards[0].record_decision(call, verdict, outcome, by)
         if reason:
             raise CallFailed("refused", reason)
-        return outcome == "approved"
+        return outcome == "approved", arguments
 
     async def _judge_by_guards(self, call: ToolCallFacts) -> Verdict:
         """Return the strictest verdict. The session's own guard decides last: what is denied before does not count."""
@@ -348,17 +362,19 @@ class Broker:
                 strictest = verdict
         return strictest or Verdict("allow")
 
-    async def _ask_approval(self, calls: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str]:
-        """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, and who."""
+    async def _ask_approval(self, calls: ExecutionCalls, question: Question, why: str) -> tuple[str, str, str, str]:
+        """Ask the person; return the outcome for the guard's log, the reason for the code if it refuses, who, and
+        the arguments as the person changed them.
+        """
         reply = await calls.caller.ask(question) if calls.caller else None
         if reply is None:
             asked = f"a person has to allow it{f' ({why})' if why else ''}, and nobody can be asked here"
             way = "somebody at the server's inbox" if question.in_console else "a client that can ask (elicitation)"
-            return "declined", f"{asked}. It takes {way}, or a policy that allows it", ""
+            return "declined", f"{asked}. It takes {way}, or a policy that allows it", "", ""
         if reply.action != "accept":
             said = "the person was asked and did not allow it. Do without it, or ask what they want instead"
-            return "declined", said, reply.by
-        return "approved", "", reply.by
+            return "declined", f"{said}{reply.words}", reply.by, ""
+        return "approved", "", reply.by, reply.edited
 
     def _facts(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
         return call_facts(self.session_id, self.owner, tool, arguments, has_values=has_values)

@@ -3,10 +3,11 @@
 Texts in them come from code, models and servers, so they are bounded here.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from belljar.questions.models import QuestionSubject, SubjectArgument, SubjectFinding, SubjectLine
+from belljar.questions.models import MAX_EDITED_CHARS, QuestionSubject, SubjectArgument, SubjectFinding, SubjectLine
 from belljar.toolbox.server_text import one_line, shown_arguments, unhidden
 
 MAX_ARGUMENT_CHARS: Final = 8_000
@@ -40,6 +41,7 @@ def call_subject(
         more_arguments=len(arguments) - len(shown),
         findings=[SubjectFinding(rule=rule, reason=one_line(reason, _MAX_REASON_CHARS))] if rule or reason else [],
         holds_for_session=holds_for_session,
+        editable=_editable(json.dumps(arguments, indent=1, ensure_ascii=False)),
     )
 
 
@@ -57,7 +59,12 @@ def code_subject(code: str, findings: Iterable[SubjectFinding]) -> QuestionSubje
         code=_excerpt(lines, {one.line for one in found if one.line is not None}),
         code_lines=len(lines),
         findings=found,
+        editable=_editable(code),
     )
+
+
+def _editable(text: str) -> str:
+    return text if len(text) <= MAX_EDITED_CHARS else ""
 
 
 def _asker(rules: Sequence[str]) -> Literal["policy", "plugin"]:

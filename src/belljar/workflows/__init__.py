@@ -36,13 +36,14 @@ class WorkflowsProduct(Product):
         """Drive runs, and go on with those that nobody drives when the runtime is ready, or never."""
         import asyncio
 
+        from belljar.journal.run_records import RunRecords
         from belljar.workflows.run_history import RunHistory
         from belljar.workflows.run_inbox import RunInbox
         from belljar.workflows.workflows import Workflows
 
         workflows = Workflows.over(runtime)
-        runtime.sessions.inbox.sources.append(RunInbox(workflows))
         journal = runtime.sessions.journal
+        runtime.sessions.inbox.sources.append(RunInbox(workflows, RunRecords(journal, runtime.name)))
         runtime.late_engine.show_runs(RunHistory(workflows, journal.path, journal.commit))
         looking = asyncio.create_task(workflows.go_on_with_others(ready)) if ready is not None else None
         try:

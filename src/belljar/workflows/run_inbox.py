@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from belljar.journal.run_records import RunRecords
 from belljar.questions.models import Action, InboxQuestion
 from belljar.workflows.questions import inbox_question
 from belljar.workflows.workflows import Workflows
@@ -11,18 +12,21 @@ from belljar.workflows.workflows import Workflows
 class RunInbox:
     """See `QuestionSource`. The id of a question is that of its run and the path of its step."""
 
-    def __init__(self, workflows: Workflows) -> None:
+    def __init__(self, workflows: Workflows, records: RunRecords) -> None:
         self._workflows = workflows
+        self._records = records
 
     def waiting(self, principal: str | None) -> list[InboxQuestion]:
         """See `QuestionSource`."""
-        return [inbox_question(run, step) for run, step in self._workflows.waiting(principal)]
+        pairs = self._records.waiting()
+        return [inbox_question(run, step) for run, step in pairs if principal in (None, run.principal)]
 
     def find(self, question_id: str) -> InboxQuestion | None:
         """See `QuestionSource`."""
         run_id, _, path = question_id.partition(":")
-        found = self._workflows.asked(run_id, path)
-        return inbox_question(*found) if found is not None else None
+        record = self._records.find(run_id)
+        rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
+        return inbox_question(record, rows[-1]) if record is not None and rows else None
 
     async def answer(
         self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool

@@ -221,7 +221,7 @@ class StepRunner:
                 # Only code that is written in the workflow: other code has values in it, which nobody has looked at.
                 about = code_subject(
                     code if isinstance(step.config, CodeExecution) else "", subject_findings(inspection)
-                )
+                ).model_copy(update={"editable": ""})
                 question = Question(text, is_ours=True, in_console=inspection.in_console, about=about)
                 return await self._ask_approval(path, attempt, question, begun=False)
         with (await session.reach()).tightened(guard) if guard is not None else nullcontext():

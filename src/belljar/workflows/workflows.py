@@ -349,16 +349,6 @@ class Workflows:
         asked = [(row.path, read_question(row.question or "")) for row in self._records.questions(record.id)]
         return [(path, question) for path, question in asked if not question.in_console]
 
-    def waiting(self, principal: str | None) -> list[tuple[RunRecord, StepRecord]]:
-        """Return all steps that wait for a person, of one owner or of all, with their runs."""
-        return [pair for pair in self._records.waiting() if principal in (None, pair[0].principal)]
-
-    def asked(self, run_id: str, path: str) -> tuple[RunRecord, StepRecord] | None:
-        """Return the latest attempt of a step that asked a person, with its run; None if it never did."""
-        record = self.record_of_anyone(run_id)
-        rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
-        return (record, rows[-1]) if record is not None and rows else None
-
     def has_asked(self, run_id: str, principal: str, since: float) -> bool:
         """Return whether a run waits for a person, or asked one after a time."""
         rows = self._records.asked(self.record(run_id, principal).id)
