@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable
 
-from belljar.engine.contract import time_cursor
 from belljar.engine.history import ExecutionRow, HistoryReader
 from belljar.engine.models import AskedPerson, ExecutionEntry, RunningCell, SessionEntry
 from belljar.engine.usage import UsageSampler
@@ -52,7 +51,6 @@ class Entries:
             reason=row.reason,
             server=row.run,
             created_at=iso_ms(row.created_at),
-            cursor=time_cursor(row.created_at, row.id),
             last_used_at=iso_ms(row.used_at),
             expires_at=iso_ms(row.used_at + kept_s) if row.state == "asleep" else "",
             executions=row.executions,

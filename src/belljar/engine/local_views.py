@@ -187,7 +187,10 @@ class LocalViews:
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
-        entries = self._entries.sessions(shown)
+        entries = [
+            entry.model_copy(update={"cursor": time_cursor(row.created_at, row.id)})
+            for row, entry in zip(shown, self._entries.sessions(shown), strict=True)
+        ]
         if wanted.state in (*_LIVE, "waiting"):
             entries = [entry for entry in entries if entry.state == wanted.state]
         following = time_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None

@@ -6,7 +6,7 @@ The API's routes and its OpenAPI document are made of it (`http/api.py`), and so
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal
 
 from pydantic import Field, JsonValue
 
@@ -30,6 +30,7 @@ from belljar.engine.models import (
     FileListing,
     Followed,
     Health,
+    Item,
     LiveSession,
     NameCompletion,
     OutputLines,
@@ -201,54 +202,18 @@ class InterruptedList(Model):
     interrupted: list[str]
 
 
+class Items(Model, Generic[Item]):
+    """A whole list."""
+
+    items: list[Item]
+
+
 class EventPage(Model):
     """Output events in order."""
 
     items: list[OutputEvent]
     next: int | None = None
     """What to pass as `since` for those that follow; null when there are no more yet."""
-
-
-class Excerpt(Model):
-    """Output events in order, head and tail of their text."""
-
-    items: list[OutputEvent]
-
-
-class Blocks(Model):
-    """Cursors of a list, the latest first."""
-
-    items: list[str]
-
-
-class Servers(Model):
-    """The servers of the data directory."""
-
-    items: list[Server]
-
-
-class Calls(Model):
-    """Tool calls in order."""
-
-    items: list[CallEntry]
-
-
-class Decisions(Model):
-    """Decisions of the policy, newest first."""
-
-    items: list[dict[str, JsonValue]]
-
-
-class LiveSessions(Model):
-    """Sessions that are open now."""
-
-    items: list[LiveSession]
-
-
-class Questions(Model):
-    """Questions to a person."""
-
-    items: list[InboxQuestion]
 
 
 class ProblemDetail(Model):
@@ -331,7 +296,7 @@ CURSOR: Final = Parameter("The `next` of the page before")
 _AFTER: Final = Parameter("The id of the last event that the reader has")
 
 OPERATIONS: Final = (
-    Operation("servers", "GET", "/servers", "The servers of the data directory", Servers, wrapped="items"),
+    Operation("servers", "GET", "/servers", "The servers of the data directory", Items[Server], wrapped="items"),
     Operation("health", "GET", "/health", "Checks and gauges", Health),
     Operation(
         "console_link",
@@ -360,7 +325,7 @@ OPERATIONS: Final = (
         "GET",
         "/live-sessions",
         "Those that are open now, in full",
-        LiveSessions,
+        Items[LiveSession],
         {"asleep": Parameter("1: the caller's own too that are only on disk", 0, 0, 1)},
         wrapped="items",
     ),
@@ -390,7 +355,7 @@ OPERATIONS: Final = (
         "GET",
         f"{_SESSION}/blocks",
         "Cursors of the further pages of its executions, the latest first",
-        Blocks,
+        Items[str],
         {"size": Parameter("How many executions a page has", 50, 1, MAX_ITEMS)},
         wrapped="items",
     ),
@@ -550,7 +515,7 @@ OPERATIONS: Final = (
         "GET",
         f"{_EXECUTION}/excerpt",
         "Its output, head and tail of the text",
-        Excerpt,
+        Items[OutputEvent],
         {
             "upto": Parameter("Up to this number of an event; 0 for all", 0),
             "chars": Parameter("How many characters of text", STREAM_CHARS, 1, 1_000_000),
@@ -569,15 +534,22 @@ OPERATIONS: Final = (
             "q": Parameter("Text to look for", argument="search"),
         },
     ),
-    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Calls, wrapped="items"),
-    Operation("decisions", "GET", f"{_EXECUTION}/decisions", "The policy's decisions", Decisions, wrapped="items"),
+    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Items[CallEntry], wrapped="items"),
+    Operation(
+        "decisions",
+        "GET",
+        f"{_EXECUTION}/decisions",
+        "The policy's decisions",
+        Items[dict[str, JsonValue]],
+        wrapped="items",
+    ),
     Operation("display", "GET", f"{_EXECUTION}/displays/{{name}}", "The file of a display", media=BYTES),
     Operation(
         "decisions",
         "GET",
         "/decisions",
         "The policy's decisions, newest first",
-        Decisions,
+        Items[dict[str, JsonValue]],
         {"limit": LIMIT},
         wrapped="items",
     ),
@@ -586,7 +558,7 @@ OPERATIONS: Final = (
         "GET",
         "/questions",
         "Questions to a person",
-        Questions,
+        Items[InboxQuestion],
         {"state": Parameter("waiting or ended", "waiting")},
         wrapped="items",
     ),
