@@ -167,6 +167,7 @@ LONG_TESTS = frozenset(
         "test_every_required_scenario_passes[2025-11-25]",
         "test_health_answers_beside_400_half_open_connections",
         "test_httpx_works_untouched",
+        "test_machines_come_and_go_with_demand_and_none_goes_before_it_is_drained",
         "test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly",
         "test_packages_that_unpack_to_more_than_there_is_room_for_end_the_installation",
         "test_pip_and_uv_of_the_session_work_through_the_proxy",

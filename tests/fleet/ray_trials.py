@@ -5,6 +5,7 @@ something is not so; what it leaves behind ends with its namespace.
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx2
@@ -285,7 +287,63 @@ async def killed(folder: Path) -> None:
     a.run("down")
 
 
-TRIALS = {"one_machine": one_machine, "killed": killed}
+async def scaled(folder: Path) -> None:
+    """A machine comes when sessions need it, and goes when they do not, its server in good order first."""
+    a, b = pair(folder)
+    wanted, config = folder / "cloud.json", folder / "autoscaling.json"
+    machine: dict[str, Any] = {"resources": {"belljar_host": 1}, "node_config": {}}
+    provider = {"type": "external", "module": "trial_cloud.TrialCloud", "file": str(wanted)}
+    kinds = {"head": {**machine, "max_workers": 0}, "machine": {**machine, "min_workers": 0, "max_workers": 1}}
+    commands = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    cluster = {
+        **{f"{name}_commands": [] for name in commands},
+        "auth": {},
+        "docker": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "cluster_name": "trial",
+        "provider": {**provider, "disable_node_updaters": True, "disable_launch_config_check": True},
+        "max_workers": 1,
+        "available_node_types": kinds,
+        "head_node_type": "head",
+        "idle_timeout_minutes": 0.05,
+        "upscaling_speed": 1.0,
+    }
+    config.write_text(json.dumps(cluster))
+    both = [a.address, b.address]
+    for each in (a, b):
+        each.variables["BELLJAR_MAX_SESSIONS"] = "2"
+    own = str(Path(__file__).parent)
+    a.run("up", "--autoscaling-config", str(config), "--spare", "1", "--idle-s", "5", PYTHONPATH=own)
+    assert not wanted.exists()
+    async with a.client() as caller:
+        sessions = [await caller.new_session() for _ in range(2)]
+        began = time.monotonic()
+        await until(lambda: wanted.exists() and b.ip in wanted.read_text())
+        asked_s = time.monotonic() - began
+        b.join(a)
+        await until(lambda: a.host.read_peers() == both)
+        up_s = time.monotonic() - began
+        for session_id in sessions:
+            await caller.fields("clear_session", session_id=session_id)
+        began = time.monotonic()
+        await until(lambda: b.host.has_ended)
+        await until(lambda: a.host.read_peers() == [a.address])
+        drained_s = time.monotonic() - began
+        await until(lambda: b.ip not in wanted.read_text())
+        let_go_s = time.monotonic() - began
+        assert a.host.is_running()
+        assert not b.host.is_running()
+        # Needed again before the cloud has taken it away, it returns; here another one is asked for.
+        sessions = [await caller.new_session() for _ in range(2)]
+        await until(lambda: b.ip in wanted.read_text() or b.host.is_ready())
+    print(
+        f"a machine was asked for after {asked_s:.0f} s, and there after {up_s:.0f} s; it was drained after "
+        f"{drained_s:.0f} s, 5 of them idle, and let go after {let_go_s:.0f} s"
+    )
+
+
+TRIALS = {"scaled": scaled, "one_machine": one_machine, "killed": killed}
 
 if __name__ == "__main__":
     try:

@@ -71,3 +71,10 @@ def test_everything_of_ray_may_die_while_sessions_are_called(
     python: str, default_environment: Environment, tmp_path: Path
 ) -> None:
     assert "calls answered" in tried(python, default_environment, tmp_path, "killed")
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_machines_come_and_go_with_demand_and_none_goes_before_it_is_drained(
+    python: str, default_environment: Environment, tmp_path: Path
+) -> None:
+    assert "drained" in tried(python, default_environment, tmp_path, "scaled")

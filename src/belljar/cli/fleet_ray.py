@@ -20,6 +20,7 @@ from belljar.errors import BelljarError, InvalidArgument, SettingsError
 from belljar.fleet.addresses import check_fleet
 from belljar.fleet.ray import cluster
 from belljar.fleet.ray.host import NodeHost
+from belljar.fleet.ray.membership import IDLE_S
 from belljar.http.app import check_bind, parse_bind
 from belljar.settings import Settings, load_command_settings, variable
 
@@ -41,6 +42,7 @@ def up_command(
     ] = cluster.DEFAULT_ADDRESS,
     ports: _Ports = cluster.DEFAULT_PORTS,
     spare: Annotated[int, typer.Option(min=0, help="Sessions that there is to be room for beyond the open ones.")] = 0,
+    idle_s: Annotated[int, typer.Option(min=1, help="How long there are too many machines before one goes.")] = IDLE_S,
     autoscaling_config: Annotated[
         Path | None, typer.Option(help="File of Ray's autoscaler, by which machines come and go with demand.")
     ] = None,
@@ -61,7 +63,7 @@ def up_command(
     from belljar.fleet.ray.actors import start_controller
 
     os.environ.update(node.variables())
-    start_controller(head, spare, is_scaling=bool(scaling))
+    start_controller(head, spare, idle_s, is_scaling=bool(scaling))
     _note(f"Ray's head listens at {head}. On each other machine, with the same settings and {variable('fleet_key')}:")
     _note(f"  belljar fleet join {head} --token-file FILE        # a copy of {cluster.token_file(node.folder)}")
     if block:

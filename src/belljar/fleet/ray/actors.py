@@ -91,9 +91,9 @@ class NodeAgent:
 class Controller:
     """Sees that every node has an agent, tells all agents of all machines, and asks for as many nodes as are needed."""
 
-    def __init__(self, spare: int, is_scaling: bool) -> None:
+    def __init__(self, spare: int, idle_s: float, is_scaling: bool) -> None:
         self._ray: Any = import_module("ray")
-        self._membership = Membership(spare)
+        self._membership = Membership(spare, idle_s)
         self._is_scaling = is_scaling
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
@@ -184,7 +184,7 @@ class Controller:
             self._demanded_at = time.monotonic()
 
 
-def start_controller(address: str, spare: int, *, is_scaling: bool) -> None:
+def start_controller(address: str, spare: int, idle_s: float, *, is_scaling: bool) -> None:
     """Have a cluster of Ray run a controller with these numbers; one that runs there already is replaced."""
     ray: Any = import_module("ray")
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -203,7 +203,7 @@ def start_controller(address: str, spare: int, *, is_scaling: bool) -> None:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                ray.get(options.remote(spare, is_scaling).lines.remote())
+                ray.get(options.remote(spare, idle_s, is_scaling).lines.remote())
             except ValueError:
                 # The name is free only when Ray has buried the former one.
                 if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ MOST_HOSTS: Final = 128
 """As many as servers read of a list."""
 MISSING_S: Final = 60.0
 """After how long a machine that an earlier cluster had counts as dead, where this one has never seen it."""
-IDLE_S: Final = 600.0
+IDLE_S: Final = 600
 """For how long a fleet needs fewer machines before one of them is drained."""
 
 State = Literal["starting", "ready", "draining", "left"]
@@ -51,8 +51,8 @@ class Host:
 class Membership:
     """The machines of a fleet."""
 
-    def __init__(self, spare: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._spare = spare
+    def __init__(self, spare: int = 0, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._spare, self._idle_s = spare, idle_s
         self._clock = clock
         self.hosts: dict[str, Host] = {}
         """By their addresses."""
@@ -100,7 +100,7 @@ class Membership:
             return None
         self._idle_since = self._idle_since or now
         found = [(each.sessions, node) for node, each in running.items() if each.may_go and node not in kept]
-        if now - self._idle_since < IDLE_S or not found:
+        if now - self._idle_since < self._idle_s or not found:
             return None
         self._idle_since = None
         return min(found)[1]
