@@ -246,6 +246,42 @@ sys.setprofile(lambda frame, *_: frame.f_code.co_name in ('_entry', 'table_of', 
 """
 
 
+async def test_rows_are_filtered_and_columns_tell_what_they_hold(looker: Looker) -> None:
+    ran = await looker.agent.execute(
+        "import numpy as np, pandas as pd\n"
+        "many = pd.DataFrame({'n': np.arange(100_000.0), 'city': np.tile(['Oslo', 'Bern', 'Rome', None], 25_000),\n"
+        "    'day': pd.date_range('2026-01-01', periods=100_000, freq='min')})\n"
+        "many.loc[::1000, 'n'] = None\nlists = [{'a': i, 'b': str(i % 3)} for i in range(100)]"
+    )
+    rows = f"{ran.session_id}/variables/many/rows"
+
+    async def found(where: str, **more: Any) -> tuple[int, list[Any]]:
+        page = await looker.get(rows, where=where, **more)
+        return page["matching"], [row[0] for row in page["rows"][:2]]
+
+    assert await found("0:>= 99,998") == (2, ["99998.0", "99999.0"])
+    assert await found("0:>= 99998", order="0:desc", limit=1) == (2, ["99999.0"])
+    assert (await found("0:="))[0] == 100
+    assert await found("1:OSL", offset=1) == (25_000, ["4.0", "8.0"])
+    assert (await found("2:< 2026-01-01 00:10"))[0] == 10
+    assert (await found("any:rome"))[0] == 25_000
+    assert await found("1:nowhere") == (0, [])
+    assert (await looker.get(f"{ran.session_id}/variables/lists/rows", where="1:= 2"))["matching"] == 33
+    for bad in ("x", "9:x", "0:" + "x" * 201, ":x"):
+        assert (await looker.get(rows, 400, where=bad))["error"]["code"] == "invalid-argument"
+
+    columns = (await looker.get(rows, summaries=1))["columns"]
+    numbers, cities, days = (column["summary"] for column in columns)
+    assert (numbers["count"], len(numbers["bins"]), sum(numbers["bins"])) == (5_000, 12, 5_000 - numbers["missing"])
+    assert {one["text"] for one in cities["frequent"]} == {"Oslo", "Bern", "Rome"}
+    assert days["least"] == "2026-01-01T00:00:00"
+    page = (await looker.operator.get(f"/console/sessions/{ran.session_id}/variables/many?in=1&q=oslo")).text
+    assert "rows 1 to 50 of 25,000 that fit" in page
+    assert "From 5,000 rows, spread evenly" in page
+    assert "q=oslo&amp;in=1" in page  # links to other parts keep what is looked for
+    assert "No row fits" in (await looker.operator.get(f"/console/sessions/{ran.session_id}/variables/many?q=qq")).text
+
+
 async def test_looking_runs_no_code_of_the_session(looker: Looker) -> None:
     ran = await looker.agent.execute(HOSTILE)
     assert ran.success, ran.error
@@ -369,6 +405,14 @@ async def test_personal_data_stays_tokens(
         rows = await looker.get(f"{ran.session_id}/variables/rows/rows")
         assert "ada" not in str(rows)
         assert rows["rows"][0][0].startswith("x" * 190)
+        again = await looker.agent.execute("rows = rows * 3", ran.session_id)
+        assert again.success, again.error
+        told = await looker.get(f"{ran.session_id}/variables/rows/rows", summaries=1)
+        assert told["columns"][0]["summary"]["frequent"]
+        assert "ada" not in str(told)
+        # Whether a row fits would tell it.
+        refused = await looker.get(f"{ran.session_id}/variables/rows/rows", 409, where="0:ada")
+        assert "not filtered" in refused["error"]["message"]
 
 
 async def test_packages_are_listed_and_installed_as_a_person(looker: Looker) -> None:

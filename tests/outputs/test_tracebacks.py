@@ -190,3 +190,16 @@ def test_a_page_of_lines_that_are_no_traceback_is_bounded_and_escaped(lines: lis
     assert '<p class="raised">' in html
     assert "<script>" not in html
     assert html.partition("<details>")[0].count("<li>") <= 40
+
+
+def test_frames_of_long_files_have_shorter_arrows_and_are_folded_all_the_same():
+    lines = [HEADING, "Cell In[1], line 1", "----> 1 f()"]
+    for arrow in ("> 13788", ">137880", "1378800"):
+        lines += [
+            f"File {SITE}/pandas/core/frame.py:{arrow.strip('> ')}, in DataFrame.groupby(self)",
+            f"{arrow}     return 1",
+        ]
+    lines += ["  13789         obj=self,", "", "KeyError: 'x'"]
+    assert short_traceback(lines)[-1] == "KeyError: 'x'"
+    assert len(short_traceback(lines)) == 5
+    assert traceback_html(lines).startswith('<p class="raised"><strong>KeyError: &#x27;x&#x27;</strong></p>')

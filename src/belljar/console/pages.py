@@ -27,6 +27,7 @@ from belljar.console.cells import (
 )
 from belljar.console.forms import DONE
 from belljar.console.frames import picture_response
+from belljar.console.table_files import reading_code, table_preview
 from belljar.console.templating import render
 from belljar.console.timeline import lane_count, timeline_rows
 from belljar.engine.contract import Access, Engine, SessionFilter
@@ -58,6 +59,7 @@ _MAX_NAME_CHARS: Final = 4_096
 _LEFT_OUT: Final = re.compile("[^0-9]")
 # What has fewer than a million characters is shown whole in its place; of more there is a page that shows a part.
 _WHOLE_CHARS, _WHOLE_DIGITS = 1_000_000, 7
+_LINES_COUNTED: Final = 8
 
 
 class StoredPages:
@@ -309,23 +311,27 @@ class Pages:
             outputs.append(output)
         update_earlier(outputs)
         await highlight(entry.code for entry in reversed(entries))
-        for entry, output in zip(entries, outputs, strict=True):
+        counted = 0
+        for entry, output in zip(reversed(entries), reversed(outputs), strict=True):
             if entry.status not in UNFINISHED:
-                await self._fold(access, entry, output)
+                # Lines are counted by reading them: of the latest cells that were cut, and not of fifty long ones.
+                counted += await self._fold(access, entry, output, counts_lines=counted < _LINES_COUNTED)
         return [
             CellView(entry, output.blocks, code_markup(entry.code), entry.execution_id in rewindable, output.sequence)
             for entry, output in zip(entries, outputs, strict=True)
         ]
 
-    async def _fold(self, access: Access, entry: ExecutionEntry, output: RenderedOutput) -> None:
-        """Fold what is long; where something was left out that the page can get, say how many lines there are."""
+    async def _fold(self, access: Access, entry: ExecutionEntry, output: RenderedOutput, *, counts_lines: bool) -> bool:
+        """Fold what is long; return whether its lines were counted, because the page can get all that was left out."""
         total, whole = 0, ""
         cut = next((block for block in output.blocks if block.kind == "left-out"), None)
         if cut is not None and len(_LEFT_OUT.sub("", cut.text)) < _WHOLE_DIGITS:
-            with suppress(BelljarError):
-                total = (await self._engine.lines(access, entry.execution_id, 1, 1)).total
-                whole = f"/console/executions/{entry.execution_id}/whole"
+            whole = f"/console/executions/{entry.execution_id}/whole"
+            if counts_lines:
+                with suppress(BelljarError):
+                    total = (await self._engine.lines(access, entry.execution_id, 1, 1)).total
         fold(output.blocks, total=total, whole=whole)
+        return bool(total)
 
     async def whole_output(self, request: Request) -> Response:
         """Answer `/console/executions/ID/whole`: all that a cell put out, as a part of its session's page."""
@@ -402,15 +408,20 @@ class FilePages:
         detail = await self._engine.session(access, session_id)
         part = await self._engine.read_part(access, session_id, name, 0, _SHOWN_BYTES)
         is_picture = _mime(name) is not None and part.size <= _MAX_PICTURE_BYTES
-        text = None if is_picture else _text(part.content, is_whole=len(part.content) == part.size)
+        is_whole = len(part.content) == part.size
+        text = None if is_picture else _text(part.content, is_whole=is_whole)
+        # In a thread, because many cells are many texts to look at.
+        table = await asyncio.to_thread(table_preview, name, text, is_whole=is_whole) if text else None
         return await self._pages.page(
             "file.html",
             request,
             session=detail,
             name=name,
             size=part.size,
-            kind="picture" if is_picture else "text" if text else "other",
+            kind="picture" if is_picture else "table" if table else "text" if text else "other",
             text=text or "",
+            table=table,
+            code=reading_code(name),
             left=part.size - len(part.content),
         )
 

@@ -1,6 +1,7 @@
 """The pages of what the code of a session has at hand: its variables, the rows of one, and its packages."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -8,14 +9,18 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from belljar.console.forms import check_length
+from belljar.console.templating import markup
 from belljar.engine.contract import Access, Engine
 from belljar.engine.variables import TableRows, VariableEntry
 from belljar.errors import BelljarError, SessionNotFound, VariableMissing
+from belljar.outputs.tables import column_html, has_large, written
 
 ROWS_AT_ONCE: Final = 50
 COLUMNS_AT_ONCE: Final = 12
 _VARIABLES_AT_ONCE: Final = 200
 
+Link = Callable[[int, int, str], str]
+"""Makes the address of a part of a table out of an offset, a column and an order."""
 Page = Callable[..., Awaitable[Response]]
 """Makes a page out of a template, a request and the values of the template."""
 
@@ -49,7 +54,9 @@ class VariablePages:
         name = str(request.path_params["name"])
         detail = await self._engine.session(access, session_id)
         offset, first = _number(request, "offset"), _number(request, "column")
-        order = request.query_params.get("order", "")
+        order, looked_for = request.query_params.get("order", ""), request.query_params.get("q", "").strip()
+        position = request.query_params.get("in", "any")
+        where = f"{position}:{looked_for}" if looked_for else ""
         table: TableRows | None = None
         problem: BelljarError | None = None
         try:
@@ -62,12 +69,15 @@ class VariablePages:
                 first_column=first,
                 columns=COLUMNS_AT_ONCE,
                 order=order,
+                where=where,
+                summaries=1,
             )
         except (SessionNotFound, VariableMissing):
             raise
         except BelljarError as error:
             problem = error
         here = f"/console/sessions/{quote(session_id, safe='')}/variables/{quote(name, safe='')}"
+        link = partial(_link, here, {"q": looked_for, "in": position} if looked_for else {})
         return await self._page(
             "rows.html",
             request,
@@ -77,8 +87,15 @@ class VariablePages:
             problem=problem,
             here=here,
             is_ordered=bool(order),
-            places=_places(here, table, offset, first, order) if table is not None else {},
-            headers=_headers(here, table, first, order) if table is not None else [],
+            looked_for=looked_for,
+            position=position,
+            order=order,
+            first=first,
+            places=_places(link, table, offset, first, order) if table is not None else {},
+            headers=_headers(link, table, first, order) if table is not None else [],
+            rows=_written_rows(table) if table is not None else [],
+            summaries=_summaries(table) if table is not None else "",
+            read=max((one.summary.count for one in table.columns if one.summary), default=0) if table else 0,
         )
 
     async def packages(self, request: Request) -> Response:
@@ -116,29 +133,29 @@ def _extent(entry: VariableEntry) -> str:
     return "" if entry.length is None else f"{entry.length:,}"
 
 
-def _link(here: str, offset: int, column: int, order: str) -> str:
-    query = {"offset": offset, "column": column, "order": order}
-    kept = {name: value for name, value in query.items() if value}
-    return f"{here}?{urlencode(kept)}" if kept else here
+def _link(here: str, kept: dict[str, str], offset: int, column: int, order: str) -> str:
+    query = {"offset": offset, "column": column, "order": order, **kept}
+    given = {name: value for name, value in query.items() if value}
+    return f"{here}?{urlencode(given)}" if given else here
 
 
-def _places(here: str, table: TableRows, offset: int, first: int, order: str) -> dict[str, str]:
+def _places(link: Link, table: TableRows, offset: int, first: int, order: str) -> dict[str, str]:
     """Return links to the parts of a table around the one that is shown, by what they are called."""
     places: dict[str, str] = {}
     if offset:
-        places["First rows"] = _link(here, 0, first, order)
-        places["Earlier rows"] = _link(here, max(0, offset - ROWS_AT_ONCE), first, order)
+        places["First rows"] = link(0, first, order)
+        places["Earlier rows"] = link(max(0, offset - ROWS_AT_ONCE), first, order)
     if table.next is not None:
-        places["Later rows"] = _link(here, table.next, first, order)
-        places["Last rows"] = _link(here, max(0, table.total_rows - ROWS_AT_ONCE), first, order)
+        places["Later rows"] = link(table.next, first, order)
+        places["Last rows"] = link(max(0, table.matching - ROWS_AT_ONCE), first, order)
     if first:
-        places["Columns before"] = _link(here, offset, max(0, first - COLUMNS_AT_ONCE), order)
+        places["Columns before"] = link(offset, max(0, first - COLUMNS_AT_ONCE), order)
     if first + len(table.columns) < table.total_columns:
-        places["Columns after"] = _link(here, offset, first + COLUMNS_AT_ONCE, order)
+        places["Columns after"] = link(offset, first + COLUMNS_AT_ONCE, order)
     return places
 
 
-def _headers(here: str, table: TableRows, first: int, order: str) -> list[dict[str, Any]]:
+def _headers(link: Link, table: TableRows, first: int, order: str) -> list[dict[str, Any]]:
     """Return columns with the link that sorts by each: ascending, then descending, then not at all."""
     headers: list[dict[str, Any]] = []
     for column in table.columns:
@@ -148,9 +165,32 @@ def _headers(here: str, table: TableRows, first: int, order: str) -> list[dict[s
         headers.append(
             {
                 "column": column,
-                "link": _link(here, 0, first, target),
+                "link": link(0, first, target),
                 "sorted": {"asc": "ascending", "desc": "descending"}.get(sorted_by, ""),
                 "mark": {"asc": "▲", "desc": "▼"}.get(sorted_by, ""),
             }
         )
     return headers
+
+
+def _written_rows(table: TableRows) -> list[list[str | None]]:
+    """Return the rows as people write them."""
+    columns = [[row[place] for row in table.rows] for place in range(len(table.columns))]
+    has_commas = has_large(
+        texts for texts, column in zip(columns, table.columns, strict=True) if column.kind == "number"
+    )
+    shown = [
+        written(texts, column.kind, column.name, has_commas=has_commas) if column.kind in ("number", "time") else texts
+        for texts, column in zip(columns, table.columns, strict=True)
+    ]
+    return [[*row] for row in zip(*shown, strict=True)]
+
+
+def _summaries(table: TableRows) -> Any:
+    """Return what the columns hold, as a list."""
+    told = [
+        column_html(column.name, column.kind, column.summary.model_dump(), column.dtype)
+        for column in table.columns
+        if column.summary is not None
+    ]
+    return markup(f'<ul class="columns">{"".join(told)}</ul>') if told else ""

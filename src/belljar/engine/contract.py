@@ -246,8 +246,14 @@ class Engine(Protocol):
         first_column: int = 0,
         columns: int = 30,
         order: str = "",
+        where: str = "",
+        summaries: int = 0,
     ) -> TableRows:
-        """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs."""
+        """Return rows of a variable; `order` is POSITION:asc or POSITION:desc of a column. `Busy` while a cell runs.
+
+        `where` is POSITION:TEXT, or any:TEXT for any column of the part: what its cells contain, or a comparison such
+        as `>= 10`. With `summaries` it is told what the columns hold.
+        """
         ...
 
     async def packages(self, access: Access, session_id: str) -> PackageList:

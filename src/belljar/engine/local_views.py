@@ -354,10 +354,12 @@ class LocalViews:
         first_column: int = 0,
         columns: int = 30,
         order: str = "",
+        where: str = "",
+        summaries: int = 0,
     ) -> TableRows:
         """See `Engine`."""
         await self._row(access, session_id)
-        part = table_part(offset, limit, first_column, columns, order)
+        part = table_part(offset, limit, first_column, columns, order, where, summaries=bool(summaries))
         return await table_rows(self._registry.find_open(session_id), name, part)
 
     async def packages(self, access: Access, session_id: str) -> PackageList:

@@ -4,7 +4,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from belljar.kernels.variables import ColumnKind
+from belljar.kernels.variables import ColumnKind, ColumnSummary
 from belljar.models import ExecutionResult, FileReference, Model, OutputEvent, SessionInfo, SessionNotice, Status, Usage
 
 MAX_LISTED = 1_000
@@ -378,6 +378,8 @@ class TableColumnInfo(Model):
     name: str
     kind: ColumnKind
     dtype: str
+    summary: ColumnSummary | None = None
+    """What it holds, where that was asked for and could be read in time."""
 
 
 class TableRows(Model):
@@ -389,6 +391,8 @@ class TableRows(Model):
     total_columns: int
     offset: int
     order: str = ""
+    matching: int = 0
+    """How many rows fit `where`; all, where nothing is looked for."""
     columns: list[TableColumnInfo]
     labels: list[str]
     """The labels of the rows: of frames and series their index, of others the number of the row."""

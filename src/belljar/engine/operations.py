@@ -441,6 +441,8 @@ OPERATIONS: Final = (
             "offset": Parameter("After so many rows", 0),
             "limit": Parameter("How many rows", 100, 1, MAX_ROWS),
             "order": Parameter("POSITION:asc or POSITION:desc of the column to sort by"),
+            "where": Parameter("POSITION:TEXT or any:TEXT, rows whose cells contain it, or compare: `2:>= 10`"),
+            "summaries": Parameter("1: what each column holds", 0, 0, 1),
             "columns": Parameter(f"FIRST:LAST, the positions of columns; {MAX_COLUMNS} at most", "0:30"),
         },
     ),

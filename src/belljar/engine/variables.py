@@ -6,10 +6,12 @@ from typing import Final, Literal
 from belljar.engine.models import TableColumnInfo, TableRows, VariableEntry, VariableList
 from belljar.errors import Busy, InvalidArgument, VariableMissing
 from belljar.kernels.variables import MAX_COLUMNS, MAX_ROWS, TablePart
-from belljar.sessions.kernel_questions import NoLook, look_at_rows, look_at_variables
+from belljar.sessions.kernel_questions import NoRows, look_at_rows, look_at_variables
 from belljar.sessions.session import Session
 
 _ORDER: Final = re.compile(r"([0-9]{1,9}):(asc|desc)")
+MAX_WHERE_CHARS: Final = 200
+_WHERE: Final = re.compile(rf"([0-9]{{1,9}}|any):(.{{1,{MAX_WHERE_CHARS}}})", re.DOTALL)
 _TABLES: Final = (
     "DataFrames, Series, Arrow tables, arrays with one or two dimensions and lists of dictionaries have rows"
 )
@@ -54,6 +56,9 @@ async def table_rows(session: Session | None, name: str, part: TablePart) -> Tab
         raise InvalidArgument(
             f"the rows of {name[:64]!r} cannot be shown: {page.reason}", hint="Run a cell that shows the part you need"
         )
+    if part.where is not None and page.matching is None:
+        raise InvalidArgument("this kernel is of an earlier version, which cannot filter", hint="Run the cell anew")
+    total = page.total_rows if page.matching is None else page.matching
     end = part.offset + len(page.rows)
     return TableRows(
         name=name,
@@ -65,7 +70,8 @@ async def table_rows(session: Session | None, name: str, part: TablePart) -> Tab
         columns=[TableColumnInfo.model_validate(column.model_dump()) for column in page.columns],
         labels=page.labels,
         rows=page.rows,
-        next=end if page.rows and end < page.total_rows else None,
+        matching=total,
+        next=end if page.rows and end < total else None,
     )
 
 
@@ -76,7 +82,7 @@ _HINTS: Final[dict[str, str]] = {
 }
 
 
-def _refusal(reason: NoLook | Literal["asleep"], name: str) -> str:
+def _refusal(reason: NoRows | Literal["asleep"], name: str) -> str:
     if reason == "busy":
         return "the session runs a cell, or did not answer in time"
     if reason == "asleep":
@@ -85,15 +91,25 @@ def _refusal(reason: NoLook | Literal["asleep"], name: str) -> str:
         return "the session has no kernel yet"
     if reason == "withheld":
         return f"a rule of the policy withholds what is in {name[:64]!r}"
+    if reason == "no filter":
+        return "rows are not filtered where personal data or rules for output are hidden from what is shown"
     return "this kernel does not tell what is in its variables"
 
 
-def table_part(offset: int, limit: int, first_column: int, columns: int, order: str) -> TablePart:
+def table_part(
+    offset: int, limit: int, first_column: int, columns: int, order: str, where: str = "", *, summaries: bool = False
+) -> TablePart:
     """Return the part of a table that a caller wants, or refuse one that no table has."""
     by = _ORDER.fullmatch(order)
     if order and by is None:
         raise InvalidArgument(
             f"order is {order[:64]!r}", hint="Pass POSITION:asc or POSITION:desc, with the position of a column"
+        )
+    looked_for = _WHERE.fullmatch(where)
+    if where and looked_for is None:
+        raise InvalidArgument(
+            f"where is {where[:64]!r}",
+            hint=f"Pass POSITION:TEXT, or any:TEXT; TEXT has at most {MAX_WHERE_CHARS} characters",
         )
     if not (offset >= 0 and 1 <= limit <= MAX_ROWS and first_column >= 0 and 1 <= columns <= MAX_COLUMNS):
         raise InvalidArgument(
@@ -107,4 +123,6 @@ def table_part(offset: int, limit: int, first_column: int, columns: int, order: 
         columns,
         order=int(by[1]) if by else None,
         is_descending=by is not None and by[2] == "desc",
+        where=(-1 if looked_for[1] == "any" else int(looked_for[1]), looked_for[2]) if looked_for else None,
+        summaries=summaries,
     )

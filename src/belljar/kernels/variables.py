@@ -49,6 +49,29 @@ class VariableListing(BaseModel):
     next: _Count | None = None
 
 
+class FrequentText(BaseModel):
+    """A text that a column has several times."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    text: _Text
+    count: _Count
+
+
+class ColumnSummary(BaseModel):
+    """What a column holds, as far as `count` rows of it were read. Of numbers and times `bins` tell how they spread."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    count: _Count
+    missing: _Count
+    distinct: _Count
+    least: _Text = ""
+    most: _Text = ""
+    bins: Annotated[list[_Count], Field(max_length=64)] = []
+    frequent: Annotated[list[FrequentText], Field(max_length=16)] = []
+
+
 class TableColumn(BaseModel):
     """One column of a table."""
 
@@ -58,6 +81,7 @@ class TableColumn(BaseModel):
     name: _Text
     kind: ColumnKind
     dtype: _TypeName
+    summary: ColumnSummary | None = None
 
 
 class TablePage(BaseModel):
@@ -74,6 +98,8 @@ class TablePage(BaseModel):
     rows: list[Annotated[list[_Text | None], Field(max_length=MAX_COLUMNS)]] = Field(default=[], max_length=MAX_ROWS)
     total_rows: _Count = 0
     total_columns: _Count = 0
+    matching: _Count | None = None
+    """How many rows fit `where`; None from a kernel that does not know it."""
 
     @model_validator(mode="after")
     def _check_form(self) -> Self:
@@ -92,6 +118,10 @@ class TablePart:
     columns: int = 30
     order: int | None = None
     is_descending: bool = False
+    where: tuple[int, str] | None = None
+    """A column, -1 for any that is shown, and what is looked for in it; None for all rows."""
+    summaries: bool = False
+    """Whether it is told what each column holds."""
     chars: int = 200
     """Texts are cut behind so many characters."""
 

@@ -244,6 +244,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .columns > li { min-width: 0; overflow-wrap: anywhere; }
 .columns .dim, .columns .told, .columns .ends, .frequent { color: var(--dim); }
 .columns .told, .columns .ends { display: block; font-variant-numeric: tabular-nums; }
+.columns .ends span { white-space: nowrap; }
 .columns .gaps { color: var(--amber); font-weight: 600; }
 .bars { display: block; margin: .2rem 0; }
 .bars rect { fill: var(--accent); opacity: .75; }

@@ -38,6 +38,7 @@ _NAMING: Final = re.compile(r"(?:\A|[\s_-])(?:id|key|code|zip|year|nr|no|number|
 _LARGE: Final = re.compile(r"[-+−]?\d{5,40}(?:\.\d*)?")
 _SIGNIFICANT: Final = 6
 _FILTERED_FROM: Final = 12
+FILTER: Final = '<input type="search" data-filter aria-label="Filter the rows" placeholder="Filter these rows">'
 _QUOTED: Final = re.compile(r'"(.*)"', re.DOTALL)
 
 
@@ -256,6 +257,8 @@ def _numbers(texts: list[str | None], *, has_commas: bool) -> list[str | None]:
     found = [_NUMBER.fullmatch(text) if text is not None else None for text in texts]
     plain = [one for one in found if one and "e" not in one[0].lower() and "%" not in one[0]]
     decimals = max((len(one[2] or "") - 1 for one in plain), default=0)
+    if all(one[2] in (None, ".0") for one in plain):
+        decimals = 0  # whole numbers, which are floats only because some are missing
     if decimals >= _SIGNIFICANT:
         decimals = max(1, _SIGNIFICANT - max((len(one[1].lstrip("0")) for one in plain), default=0))
     return [
@@ -282,13 +285,24 @@ def _number(text: str, found: re.Match[str] | None, decimals: int, *, has_commas
 
 
 def table_html(table: ShownTable, *, can_sort: bool = False) -> str:
-    """Return a table as HTML; where scripts of ours sort it, with buttons in its head."""
+    """Return a table as HTML, with what its columns hold below it; where scripts of ours sort it, with buttons."""
+    rows, columns = table_parts(table, can_sort=can_sort)
+    foot = f"<p>{_text(table.note.replace(' x ', ' × '))}</p>" if table.note else ""
+    if can_sort and table.is_plain and len(table.rows) >= _FILTERED_FROM:
+        foot += FILTER
+    if columns and len(table.rows) > 1:
+        foot += f"<details><summary>What the columns hold</summary>{columns}</details>"
+    return f'{rows}<div class="table-foot">{foot}</div>'
+
+
+def table_parts(table: ShownTable, *, can_sort: bool = False, most_rows: int | None = None) -> tuple[str, str]:
+    """Return the rows of a table, or the first ones, and what its columns hold, both as HTML."""
     names = table.names()
     columns = [[row.texts[place] for row in table.rows] for place in range(len(table.rows[0].texts))]
     kinds = [kind_of(texts) for texts in columns]
     has_commas = has_large(columns)
     shown = [
-        written(texts, kind, name, has_commas=has_commas)
+        written(texts[:most_rows], kind, name, has_commas=has_commas)
         for texts, kind, name in zip(columns, kinds, names, strict=True)
     ]
     can_sort = can_sort and table.is_plain and len(table.rows) > 1
@@ -299,22 +313,14 @@ def table_html(table: ShownTable, *, can_sort: bool = False) -> str:
     rows = [
         "".join(_label_html(label) for label in row.labels)
         + "".join(_cell_html(texts[place], row.texts[column], kinds[column]) for column, texts in enumerate(shown))
-        for place, row in enumerate(table.rows)
+        for place, row in enumerate(table.rows[:most_rows])
     ]
     head = "".join(f"<tr>{row}</tr>" for row in heads)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    note = f"<p>{_text(table.note.replace(' x ', ' × '))}</p>" if table.note else ""
-    columns_part = (
-        f"<details><summary>What the columns hold</summary>{_columns_html(names, columns, kinds)}</details>"
-        if any(names) and len(table.rows) > 1
-        else ""
-    )
-    if can_sort and len(table.rows) >= _FILTERED_FROM:
-        note += '<input type="search" data-filter aria-label="Filter the rows" placeholder="Filter these rows">'
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="data">'
-        f"<thead>{head}</thead><tbody>{body}</tbody></table></div>"
-        f'<div class="table-foot">{note}{columns_part}</div>'
+        f"<thead>{head}</thead><tbody>{body}</tbody></table></div>",
+        _columns_html(names, columns, kinds) if any(names) else "",
     )
 
 
@@ -369,15 +375,16 @@ def _columns_html(names: list[str], columns: list[list[str]], kinds: list[str]) 
 def column_html(name: str, kind: str, summary: Mapping[str, Any], dtype: str = "") -> str:
     """Return what one column holds: its type, a picture of how it is spread, distinct and missing values."""
     count, missing, distinct = summary["count"], summary["missing"], summary["distinct"]
-    told = f"all {count:,} distinct" if distinct == count else f"{distinct:,} distinct"
-    told += f', <b class="gaps">{missing:,} missing</b>' if missing else ""
+    values = f"all {count:,} distinct" if distinct == count else f"{distinct:,} distinct"
+    values += f', <b class="gaps">{missing:,} missing</b>' if missing else ""
     spread = bars_html(summary["bins"], name) if len(summary["bins"]) > 1 else ""
     if summary["least"] or summary["most"]:
-        least, most = written([summary["least"], summary["most"]], kind, name)
-        spread += f'<span class="ends">{_text(least or "")} <span>to</span> {_text(most or "")}</span>'
+        ends = dict.fromkeys(written([summary["least"], summary["most"]], kind, name))
+        told = " to ".join(f"<span>{_text(end or '')}</span>" for end in ends)
+        spread += f'<span class="ends">{told}</span>'
     return (
         f'<li><b class="name">{_text(name) or "(no name)"}</b> <span class="dim">{_text(dtype or kind)}</span>'
-        f'{spread}{_frequent_html(summary["frequent"], count)}<span class="told">{told}</span></li>'
+        f'{spread}{_frequent_html(summary["frequent"], count)}<span class="told">{values}</span></li>'
     )
 
 

@@ -6,14 +6,14 @@ its output does, so that personal data and what the policy hides stay hidden.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, Literal, TypeVar, cast
 
 from belljar.errors import KernelDied
 from belljar.kernels.base import Kernel
-from belljar.kernels.variables import TablePage, TablePart, VariableKernel, VariableListing
+from belljar.kernels.variables import ColumnSummary, TablePage, TablePart, VariableKernel, VariableListing
 from belljar.outputs.events import DisplayData
 from belljar.privacy.detectors import LONGEST_CHARS
 from belljar.sessions.session import Session
@@ -58,6 +58,8 @@ async def ask_between_cells(session: Session, ask: Callable[[Kernel], Awaitable[
 
 NoLook = Literal["busy", "not started", "names only", "withheld"]
 """Why a kernel told nothing: a cell runs, there is none yet, it cannot tell, or a rule for output withholds it."""
+NoRows = NoLook | Literal["no filter"]
+"""Why it told no rows; `no filter`: whether a row fits could tell what the screens hide."""
 
 
 async def look_at_variables(session: Session, offset: int, limit: int) -> VariableListing | NoLook:
@@ -80,8 +82,10 @@ async def look_at_variables(session: Session, offset: int, limit: int) -> Variab
     return found
 
 
-async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePage | NoLook:
+async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePage | NoRows:
     """Return some rows of a variable, or why there is nothing to tell."""
+    if part.where is not None and not session.screens().is_empty:
+        return "no filter"
     async with _variable_kernel(session) as kernel:
         if isinstance(kernel, str):
             return kernel
@@ -90,10 +94,14 @@ async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePag
         return "busy"
     names = [column.name for column in page.columns]
     cells = [text for row in page.rows for text in row if text is not None]
-    screened = await _screen(session, [page.kind, page.reason, *names, *page.labels, *cells])
+    told = [text for column in page.columns for text in _summary_texts(column.summary)]
+    screened = await _screen(session, [page.kind, page.reason, *told, *names, *page.labels, *cells])
     if screened is None:
         return "withheld"
     page.kind, page.reason, *rest = screened
+    told, rest = iter(rest[: len(told)]), rest[len(told) :]
+    for column in page.columns:
+        _rewrite(column.summary, told)
     for column, label in zip(page.columns, rest, strict=False):
         column.name = _cut(label)
     rest = rest[len(names) :]
@@ -101,6 +109,18 @@ async def look_at_rows(session: Session, name: str, part: TablePart) -> TablePag
     texts = iter(rest[len(page.labels) :])
     page.rows = [[None if text is None else _cut(next(texts)) for text in row] for row in page.rows]
     return page
+
+
+def _summary_texts(summary: ColumnSummary | None) -> list[str]:
+    return [summary.least, summary.most, *(one.text for one in summary.frequent)] if summary is not None else []
+
+
+def _rewrite(summary: ColumnSummary | None, texts: Iterator[str]) -> None:
+    """Put texts, as the screens let them pass, where `_summary_texts` took them from."""
+    if summary is not None:
+        summary.least, summary.most = _cut(next(texts)), _cut(next(texts))
+        for one in summary.frequent:
+            one.text = _cut(next(texts))
 
 
 @asynccontextmanager

@@ -380,7 +380,7 @@ class Settings(BaseSettings):
     )
     console_scripts: Literal["ask", "never"] = Field(
         "ask",
-        description="Whether a person may let the scripts of an output run in the console, each by a click of its own.",
+        description="Whether a person may let scripts of outputs run in the console, once or for a session.",
     )
     egress: list[Annotated[str, AfterValidator(checked_rule)]] = Field(
         [],

@@ -356,7 +356,8 @@ class Runner(HostLink):
         if "gg" in code and rich_output.may_choose_agg(code):
             rich_output.show_with_agg()
         outcome = self.shell.run_cell(code, store_history=True)
-        comms.tell_states(self.shell.display_pub.emit)
+        publisher: Any = self.shell.display_pub
+        comms.tell_states(publisher.emit)
         error = outcome.error_in_exec
         if isinstance(error, SystemExit) and self.channel.is_forked():
             self._end_child(_exit_status(error))

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from .columns import matcher, summary_of
 from .exact_types import Deadline, ExactTypes, UnreadableObject, size_of, type_name
 
 MAX_SORTED = 1_000_000
@@ -24,6 +25,9 @@ _MAX_WEIGHED = 20_000
 _LONGEST_ITEM_BYTES = 4_096
 _MAX_KEY_ROWS = 500
 _MAX_KEYS = 10_000
+_MAX_SUMMARIES = 30
+_SUMMED_ROWS, _RUN = 5_000, 50
+_FILTERED_AT_ONCE, _FILTERED_CHARS = 1_000, 1_000
 _KINDS = {"b": "boolean", "i": "number", "u": "number", "f": "number", "c": "number", "M": "time", "m": "time"}
 _TEXT_KINDS = "SUT"
 _PANDAS_KINDS = {
@@ -117,10 +121,13 @@ class TableReader:
         """Return a part of a table: columns with names and kinds, the labels of rows, and rows as texts."""
         chars, first = wanted["chars"], min(wanted["first_column"], table.columns)
         last = min(first + wanted["columns"], table.columns)
-        start = min(wanted["offset"], table.rows)
-        places: slice | list[int] = slice(start, min(start + wanted["limit"], table.rows))
+        found = None if wanted["where"] is None else self._matching(table, range(first, last), *wanted["where"])
+        count = table.rows if found is None else len(found)
+        start = min(wanted["offset"], count)
+        part = slice(start, min(start + wanted["limit"], count))
+        places: slice | list[int] = part if found is None else found[part]
         if wanted["order"] is not None:
-            places = self._ordered(table, wanted["order"], places, is_descending=wanted["is_descending"])
+            places = self._ordered(table, wanted["order"], part, found, is_descending=wanted["is_descending"])
         names = self._texts(table.names, slice(first, last), chars)
         columns: list[dict[str, Any]] = []
         contents: list[list[str | None]] = []
@@ -134,9 +141,41 @@ class TableReader:
         else:
             labels = [str(place) for place in _listed(places, table.rows)]
         rows = [[*cells] for cells in zip(*contents)] if contents else [[] for _ in labels]
-        return {"columns": columns, "labels": [label or "" for label in labels], "rows": rows}
+        if wanted["summaries"]:
+            for entry in columns[:_MAX_SUMMARIES]:
+                entry["summary"] = self._summary(table.column(entry["position"]), chars)
+        return {"columns": columns, "labels": [label or "" for label in labels], "rows": rows, "matching": count}
 
-    def _ordered(self, table: Table, by: int, page: slice, *, is_descending: bool) -> "list[int]":
+    def _matching(self, table: Table, shown: range, position: int, text: str) -> "list[int]":
+        """Return the places of rows whose column, or any that is shown for -1, is as a text says; see `matcher`."""
+        if position >= table.columns:
+            raise UnreadableObject(f"there is no column {position}: it has {table.columns:,}")
+        columns = [table.column(place) for place in ([position] if position >= 0 else shown)]
+        tests = [(column, matcher(text, column.kind)) for column in columns]
+        found: list[int] = []
+        for start in range(0, table.rows, _FILTERED_AT_ONCE):
+            self._deadline.check()
+            part = slice(start, min(start + _FILTERED_AT_ONCE, table.rows))
+            fits = [[test(one) for one in self._texts(column, part, _FILTERED_CHARS)] for column, test in tests]
+            found += [start + place for place, row in enumerate(zip(*fits)) if any(row)]
+        return found
+
+    def _summary(self, column: Column, chars: int) -> "dict[str, Any] | None":
+        """Return what a column holds; of a long one, what parts of it do that are spread evenly."""
+        length = column.length
+        step = max(_RUN, length * _RUN // _SUMMED_ROWS)
+        try:
+            texts: list[str | None] = []
+            for start in range(0, length, step):
+                texts += self._texts(column, slice(start, min(start + _RUN, length)), chars)
+                self._deadline.check()
+        except UnreadableObject:
+            return None
+        return summary_of(texts, column.kind)
+
+    def _ordered(
+        self, table: Table, by: int, page: slice, found: "list[int] | None", *, is_descending: bool
+    ) -> "list[int]":
         if not 0 <= by < table.columns:
             raise UnreadableObject(f"there is no column {by}: it has {table.columns:,}")
         order = table.column(by).order
@@ -144,6 +183,9 @@ class TableReader:
             raise UnreadableObject("this column cannot be sorted")
         present, missing = order(self._deadline)
         self._deadline.check()
+        if found is not None:
+            wanted = set(found)
+            present, missing = ([place for place in places if int(place) in wanted] for places in (present, missing))
         if is_descending:
             present = present[::-1]
         count = len(present)

@@ -75,6 +75,7 @@ def _within(page: "dict[str, Any]") -> "dict[str, Any]":
     names = _bounded([column["name"] for column in page["columns"]])
     columns = [{**column, "name": name} for column, name in zip(page["columns"], names)]  # noqa: B905 - Python 3.9
     room = LIMIT_BYTES - len(columns) * _ENTRY_BYTES - sum(map(_size, names))
+    room -= sum(_summary_size(column.get("summary")) for column in columns)
     count = 0
     for label, row in zip(page["labels"], page["rows"]):  # noqa: B905 - Python 3.9
         room -= _size(label) + sum(map(_size, row)) + 4
@@ -84,6 +85,13 @@ def _within(page: "dict[str, Any]") -> "dict[str, Any]":
     if count == 1:
         page["rows"][0] = _bounded(page["rows"][0])
     return {**page, "columns": columns, "labels": page["labels"][:count], "rows": page["rows"][:count]}
+
+
+def _summary_size(summary: "dict[str, Any] | None") -> int:
+    if summary is None:
+        return 0
+    texts = [summary["least"], summary["most"], *(one["text"] for one in summary["frequent"])]
+    return 2 * _ENTRY_BYTES + sum(map(_size, texts))
 
 
 def _bounded(texts: "list[Any]") -> "list[Any]":
