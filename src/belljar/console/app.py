@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from belljar.console.archive import Archives
 from belljar.console.forms import SessionActions
 from belljar.console.frames import Frames
 from belljar.console.middleware import ENTER, ConsoleMiddleware, is_own_path
@@ -63,6 +64,7 @@ def console_app(
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
         Route("/console/sessions/new", _shown(actions.create), methods=["POST"]),
         Route("/console/sessions/{session_id}/files", _shown(files.folder), methods=["GET"]),
+        Route("/console/sessions/{session_id}/archive", _shown(Archives(engine).serve), methods=["GET"]),
         Route("/console/sessions/{session_id}/view", _shown(files.file), methods=["GET"]),
         Route("/console/sessions/{session_id}/picture", _answered(files.picture), methods=["GET"]),
         Route("/console/sessions/{session_id}/calls", _shown(pages.calls), methods=["GET"]),

@@ -37,6 +37,7 @@ DONE: Final = {
     "answered": "Answered. Whoever asked goes on.",
     "declined": "Declined. Whoever asked is told so.",
     "uploaded": "Uploaded.",
+    "file-renamed": "The file has its new name.",
     "deleted": "The file is deleted.",
     "ended": "The session has ended, and all of it is deleted.",
 }
@@ -232,6 +233,10 @@ class SessionActions:
             case "end":
                 await engine.end(access, session_id)
                 return RedirectResponse("/console?done=ended", status_code=303)
+            case "rename-file":
+                name, to = fields.get("name", ""), fields.get("to", "").strip()
+                await engine.rename_file(access, session_id, name, to)
+                return _to_files(session_id, to.rpartition("/")[0], "file-renamed")
             case "delete":
                 await engine.delete_file(access, session_id, fields.get("name", ""))
                 return _to_files(session_id, fields.get("name", "").rpartition("/")[0], "deleted")

@@ -74,6 +74,7 @@ class CalledEngine:
     rewind = _called(Engine.rewind)
     end = _called(Engine.end)
     write_file = _called(Engine.write_file)
+    rename_file = _called(Engine.rename_file)
     delete_file = _called(Engine.delete_file)
     answer = _called(Engine.answer)
     steer_run = _called(Engine.steer_run)

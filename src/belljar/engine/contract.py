@@ -423,6 +423,10 @@ class Engine(Protocol):
         """Write a file into the folder of a session."""
         ...
 
+    async def rename_file(self, access: Access, session_id: str, name: str, to: str) -> None:
+        """Give a file of a session another name; never over a file that is there."""
+        ...
+
     async def delete_file(self, access: Access, session_id: str, name: str) -> None:
         """Delete a file of a session."""
         ...

@@ -379,6 +379,13 @@ class LocalEngine(LocalViews):
             await session.write_file(name, content)
         self._note(access, session_id, f"put {name[:MAX_TEXT]!r} into the session folder")
 
+    async def rename_file(self, access: Access, session_id: str, name: str, to: str) -> None:
+        """See `Engine`."""
+        session = await self._reach(access, session_id)
+        await asyncio.to_thread(session.workspace.rename, name, to)
+        renamed = f"{name[:MAX_TEXT]!r} to {to[:MAX_TEXT]!r}"
+        self._note(access, session_id, f"renamed {renamed} in the session folder")
+
     async def delete_file(self, access: Access, session_id: str, name: str) -> None:
         """See `Engine`."""
         session = await self._reach(access, session_id)

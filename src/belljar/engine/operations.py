@@ -97,6 +97,13 @@ class StartedSession(NewSession):
     patience_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
+class FileName(Model):
+    """A file, and the name that it gets."""
+
+    name: str = Field(min_length=1, max_length=4_096)
+    to: str = Field(min_length=1, max_length=4_096)
+
+
 class NewCell(Model):
     """A cell to run."""
 
@@ -422,6 +429,7 @@ OPERATIONS: Final = (
     ),
     Operation("read_part", "GET", f"{_SESSION}/files/{{name:path}}", "A file", media=BYTES),
     Operation("write_file", "PUT", f"{_SESSION}/files/{{name:path}}", "Write a file", status=204),
+    Operation("rename_file", "POST", f"{_SESSION}/rename-file", "Give a file another name", body=FileName, status=204),
     Operation("delete_file", "DELETE", f"{_SESSION}/files/{{name:path}}", "Delete a file", status=204),
     Operation(
         "variables",

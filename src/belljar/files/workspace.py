@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
-from belljar.errors import FileMissing
+from belljar.errors import FileMissing, InvalidPath
 from belljar.files.file_types import mime_type_of
 from belljar.files.names import MAX_DEPTH, UNFINISHED, bad_name, display_name, shown, split
 from belljar.files.openat import (
@@ -316,6 +316,27 @@ class Workspace:
             raise unreachable(name, "removed", error) from error
         finally:
             os.close(directory)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a regular file another name, in a folder that is there or is made; never over what has that name."""
+        parts, wanted = self.check_name(name), self.check_name(to)
+        file, _ = self.open_read(name)
+        file.close()
+        source = open_directory(self._root, parts[:-1], name)
+        try:
+            target = make_directory(self._root, wanted[:-1], to, self._owner, self._folder_mode)
+            try:
+                # A second name and then one less: a rename would replace what a cell has put there meanwhile.
+                os.link(parts[-1], wanted[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+                os.unlink(parts[-1], dir_fd=source)
+            except FileExistsError as error:
+                raise InvalidPath(f"{shown(to)} is there already", hint="Choose another name") from error
+            except OSError as error:
+                raise unreachable(name, "renamed", error) from error
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
 
     def list(self, path: str = "", limit: int = DEFAULT_LIMIT) -> Listing:
         """List the regular files under `path`; see `scan` for what is left out. A missing session folder is empty."""

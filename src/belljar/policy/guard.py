@@ -324,16 +324,26 @@ class Guard:
                 return False
         return True
 
-    def record_decision(self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(
+        self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "", *, execution_id: str = ""
+    ) -> None:
         """Log what became of a judged call (`allowed`, `denied`, `approved`, `declined`), and remember an approval.
 
         `by` is the person who answered outside the client, if one did.
         """
         if outcome == "approved" and self.asks_once(verdict):
             self._memory.approve(verdict.rule)
-        person = {"by": by} if by else {}
+        # The rule's own reason: that of a refusal may have values in it.
+        rules = [rule.rule.reason for rule in self._compiled.tools if rule.name == verdict.rule]
         self._note(
-            server=call.server, tool=call.tool, decision=verdict.decision, rule=verdict.rule, outcome=outcome, **person
+            execution=execution_id,
+            server=call.server,
+            tool=call.tool,
+            decision=verdict.decision,
+            rule=verdict.rule,
+            reason=rules[0] if rules else "",
+            outcome=outcome,
+            by=by,
         )
 
     def asks_once(self, verdict: Verdict) -> bool:
@@ -420,15 +430,16 @@ class Guard:
 
     def record_code_decision(self, execution_id: str, inspection: Inspection, outcome: str, by: str = "") -> None:
         """Log what became of code with findings: `allowed`, `denied`, `approved` or `declined`, and by whom."""
-        person = {"by": by} if by else {}
-        for finding in inspection.findings:
+        for place, finding in enumerate(inspection.findings):
             self._note(
                 execution=execution_id,
                 line=finding.line,
+                what=finding.what,
                 decision=inspection.decision,
                 rule=finding.rule,
+                reason=inspection.reasons[place] if place < len(inspection.reasons) else "",
                 outcome=outcome,
-                **person,
+                by=by,
             )
 
     def record_plugin_decision(self, execution_id: str, verdict: Verdict, outcome: str) -> None:

@@ -50,6 +50,8 @@ QUESTION_CHARS = 2_000
 class Caller(Protocol):
     """What a call needs of the execution that is running."""
 
+    id: str
+
     async def ask(self, question: Question) -> QuestionReply | None:
         """Ask the person; return None if nobody can be asked."""
         ...
@@ -346,7 +348,8 @@ class Broker:
                     "denied",
                     f"the policy does not allow it with the arguments that {by or 'a person'} gave",
                 )
-        self._guards[0].record_decision(call, verdict, outcome, by)
+        execution_id = calls.caller.id if calls.caller is not None else ""
+        self._guards[0].record_decision(call, verdict, outcome, by, execution_id=execution_id)
         if reason:
             raise CallFailed("refused", reason)
         return outcome == "approved", arguments

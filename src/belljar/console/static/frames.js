@@ -95,6 +95,6 @@ function runsAlways() {
 function remember(always) {
   if (always) localStorage.setItem(key(), "always");
   else localStorage.removeItem(key());
-  /** @type {HTMLInputElement} */ for (const box of document.querySelectorAll("[data-always]")) (box).checked = always;
+  /** @type {HTMLInputElement} */ for (const box of document.querySelectorAll("[data-always]")) box.checked = always;
   if (always) showFrames(document);
 }
