@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     console,
+    fanout,
     first_hour,
     first_result,
     fleet,
@@ -49,6 +50,7 @@ MEASUREMENTS: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "slow-reader": slow_reader.measure,
     "start-up": start_up.measure,
     "sandbox": sandboxes.measure,
+    "fanout": fanout.measure,
     "forking": forking.measure,
     "neighbours": neighbours.measure,
     "foundry": foundry.measure,

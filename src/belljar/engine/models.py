@@ -164,7 +164,7 @@ class Piece(Model):
     """One piece of code of a map. Under one key it runs once, whoever asks again, and gives the same result."""
 
     code: str
-    key: str = Field("", max_length=MAX_PIECE_KEY_CHARS)
+    key: str = Field(default="", max_length=MAX_PIECE_KEY_CHARS)
 
 
 class ClientQuestion(Model):

@@ -136,6 +136,10 @@ class InterpreterSurface:
             (self.clear_session, idempotent(ENDS)),
         )
         StateTools(self._engine).register(server)
+        if self._settings.try_code:
+            from belljar.mcp.try_tool import TryTool
+
+            TryTool(self._engine).register(server)
         FileTools(self._sessions, self._settings, self._runtime.starter.host_folders).register(server)
         PackageTools(self._engine, self._sessions).register(server)
         InterpreterResources(self._sessions).register(server)

@@ -590,6 +590,11 @@ class Settings(BaseSettings):
         description="How long a cell may wait for answers of people, all its questions together; its own time stands "
         "still meanwhile.",
     )
+    try_code: bool = Field(
+        False,
+        description="Offer models the tool `try_code`: alternatives side by side, each in a fork of a session, one of "
+        "which is gone on with. Off because each tool costs tokens.",
+    )
     apps: Literal["auto", "off"] = Field(
         "auto",
         description="Whether clients that draw pages of servers (MCP Apps) are offered `show_session`, which shows the "
