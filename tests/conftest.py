@@ -160,6 +160,7 @@ LONG_TESTS = frozenset(
         "test_a_session_of_every_origin_outlives_a_server_that_was_killed",
         "test_a_session_outlives_its_server_only_with_folders_that_are_still_shown",
         "test_a_signal_stops_it_in_good_order_though_calls_and_streams_are_open[legacy-2]",
+        "test_a_worker_that_is_frozen_is_killed_and_comes_back",
         "test_after_a_busy_life_every_mode_is_the_narrowest",
         "test_an_identifier_survives_a_server_that_is_killed",
         "test_everything_of_ray_may_die_while_sessions_are_called",

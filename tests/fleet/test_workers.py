@@ -96,6 +96,24 @@ async def test_one_that_is_killed_comes_back_with_its_sessions_and_the_others_st
         assert not [pid for pid in servers if is_running(pid)]
 
 
+@pytest.mark.timeout(240)
+async def test_a_worker_that_is_frozen_is_killed_and_comes_back(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    with http_server(workers_command(default_environment, 2), tmp_path, **COLD) as (url, parent):
+        frozen = await until(lambda: pid_of(tmp_path, 2))
+        session_id = await session_of(url, tmp_path, 2)
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            await until(lambda: pid_of(tmp_path, 2) not in (None, frozen), limit_s=180)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(frozen, signal.SIGCONT)
+        assert parent.poll() is None
+        async with connected(url) as caller:
+            assert (await caller.execute("6 * 7", session_id)).result == "42"
+
+
 async def test_a_parent_that_is_killed_leaves_no_server(default_environment: Environment, tmp_path: Path) -> None:
     with http_server(workers_command(default_environment, 2), tmp_path, **COLD) as (_, parent):
         pids = [await until(lambda number=number: pid_of(tmp_path, number)) for number in (1, 2)]

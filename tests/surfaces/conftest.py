@@ -11,6 +11,8 @@ AT_WORKERS_TOO = frozenset({"test_interpreter.py", "test_tool_questions.py"})
 """Files of surfaces that are always run before workers too; those of names and code files are in `tests/fleet`."""
 NOT_AT_WORKERS = {
     "test_too_many_sessions_is_a_busy_error": "the server in front tells of its own limit",
+    "test_a_session_that_sleeps_is_woken_by_a_server_elsewhere_with_all_that_is_its_own": "what comes from the store "
+    "wakes where it is asked for, and the server in front has no room",
     "test_refusals_are_counted_by_their_kind": "both servers are in this process, and count together",
     "test_strange_code_is_a_result_and_breaks_nothing_else[0]": "no client sends a lone surrogate over HTTP",
     "test_two_looks_at_one_question_never_answer_the_next_one_with_it[legacy]": "a question that another connection "

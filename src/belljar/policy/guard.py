@@ -8,9 +8,8 @@ values.
 import asyncio
 import json
 import logging
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,6 +25,7 @@ from belljar.policy.code_names import CodeNames
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.expressions import Expression, ExpressionFailed
 from belljar.policy.output_filter import FilterScreen
+from belljar.policy.rates import Rates
 from belljar.policy.rules import Policy, ToolRule, parse_rate
 from belljar.policy.schemas import ArgumentSchema, unfit
 from belljar.settings.environments import KERNEL_PREFIX
@@ -122,37 +122,6 @@ def _read_json(path: Path | None) -> Mapping[str, Any] | None:
         return None
     kept: Any = json.loads(path.read_text("utf-8"))
     return kept
-
-
-# Rates: how often something was done within a period.
-
-MAX_KEYS = 10_000
-
-
-class Rates:
-    """Counts calls in a moving window, by key. A key names a principal, whose sessions all share its window."""
-
-    def __init__(self) -> None:
-        self._calls: dict[tuple[str, ...], deque[float]] = {}
-
-    def wait_s(self, key: tuple[str, ...], most: int, period_s: float) -> float:
-        """Return how long to wait until another call fits; 0 if one fits now."""
-        calls = self._calls.get(key)
-        if calls is None:
-            return 0.0
-        now = time.monotonic()
-        while calls and calls[0] <= now - period_s:
-            calls.popleft()
-        return calls[len(calls) - most] + period_s - now if len(calls) >= most else 0.0
-
-    def add(self, key: tuple[str, ...], most: int) -> None:
-        """Record a call. Only the latest `most` calls of a key are remembered, because older ones cannot matter."""
-        if key not in self._calls and len(self._calls) >= MAX_KEYS:
-            del self._calls[next(iter(self._calls))]
-        calls = self._calls.setdefault(key, deque())
-        calls.append(time.monotonic())
-        while len(calls) > most:
-            calls.popleft()
 
 
 def call_values(call: ToolCallFacts, calls: int) -> dict[str, Any]:
@@ -252,10 +221,10 @@ class CompiledPolicy:
     """None if there is no policy, because then there are no decisions to log."""
 
 
-def compile_policy(policy: Policy, log: DecisionLog | None = None) -> CompiledPolicy:
-    """Compile a policy."""
+def compile_policy(policy: Policy, log: DecisionLog | None = None, rates: Rates | None = None) -> CompiledPolicy:
+    """Compile a policy, whose rates are counted alone or together with others."""
     inspector = Inspector(policy.code, is_strict=policy.strict)
-    return CompiledPolicy(policy, checked(policy.tools), inspector, Rates(), log)
+    return CompiledPolicy(policy, checked(policy.tools), inspector, rates or Rates(), log)
 
 
 class Guard:
@@ -296,10 +265,12 @@ class Guard:
             if (refused := await self._refused(call, values, rule)) is not None:
                 return refused
         # From here on nothing else runs, because what is read here is counted below.
-        for rule in rules:
-            if (limit := self._limited(rule)) is not None:
-                return limit
-        self._count(key, rules)
+        has_rates = any(rule.rate is not None for rule in rules)
+        with self._compiled.rates.turn() if has_rates else nullcontext():
+            for rule in rules:
+                if (limit := self._limited(rule)) is not None:
+                    return limit
+            self._count(key, rules)
         return verdict
 
     async def allows(self, call: ToolCallFacts, *, is_approved: bool) -> bool:

@@ -17,7 +17,9 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy.decision_log import DecisionLog
 from belljar.policy.guard import CompiledPolicy, Guard, compile_policy
+from belljar.policy.rates import SharedRates
 from belljar.policy.rules import CodeRule, Policy, PolicyLimits
+from belljar.servers import machine_of
 from belljar.settings import Settings
 
 MAX_BYTES = 1024 * 1024
@@ -73,8 +75,10 @@ def read_guardrails(
     is_strict = policy.strict or settings.guardrails_strict
     policy = policy.model_copy(update={"code": [*policy.code, *blocked], "strict": is_strict})
     decisions = DecisionLog(settings.data_directory) if is_wanted or is_logged else None
+    machine = machine_of(settings.data_directory)
+    rates = SharedRates(machine / "rates.sqlite") if machine is not None else None
     return Guardrails(
-        limited(settings, policy.limits), compile_policy(policy, decisions), loaded.sections if loaded else {}
+        limited(settings, policy.limits), compile_policy(policy, decisions, rates), loaded.sections if loaded else {}
     )
 
 
