@@ -211,7 +211,8 @@ class _Parent:
         silent = 0
         while silent < SILENT_LOOKS:
             await asyncio.sleep(_ASK_S)
-            silent = 0 if await self._answers(number, process.pid) else silent + 1
+            is_heard = self._is_stopping.is_set() or await self._answers(number, process.pid)
+            silent = 0 if is_heard else silent + 1
         log.error(
             "worker %d (pid %d) is frozen, has not answered for half a minute, and is killed", number, process.pid
         )
@@ -231,6 +232,8 @@ class _Parent:
                     return bool(await reader.read(1))
                 finally:
                     writer.close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
         except (OSError, TimeoutError):
             return False
 
