@@ -592,8 +592,8 @@ class Settings(BaseSettings):
     )
     try_code: bool = Field(
         False,
-        description="Offer models the tool `try_code`: alternatives side by side, each in a fork of a session, one of "
-        "which is gone on with. Off because each tool costs tokens.",
+        description="Offer models the tool `try_code`, which runs alternatives side by side, each in a fork of a "
+        "session, and goes on in one of them; a tool more costs tokens.",
     )
     apps: Literal["auto", "off"] = Field(
         "auto",
