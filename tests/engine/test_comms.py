@@ -112,6 +112,20 @@ async def test_what_a_widget_clears_inside_of_it_stays_in_the_agents_result(sess
     assert (await _ran(session, code)).result().stdout == "before\nin\nafter\n"
 
 
+async def test_a_widget_is_told_as_it_was_last(session: Session) -> None:
+    ended = (await _ran(session, "own = widgets.IntSlider(1)\ndisplay(own)\nown.value = 9")).result()
+    assert [display.plain for display in ended.displays] == ["IntSlider(value=9)"]
+    # A later cell tells how it is then.
+    ended = (await _ran(session, "own.value = 5")).result()
+    assert [display.plain for display in ended.displays] == ["IntSlider(value=5)"]
+    # One that cannot say how it is, or is closed, stays as it was.
+    broken = "class Broken(widgets.IntSlider):\n    is_broken = False\n    def __repr__(self):\n"
+    broken += "        return 'whole' if not self.is_broken else 1 / 0\n"
+    ended = (await _ran(session, f"{broken}one = Broken()\ndisplay(one)\none.is_broken = True\nown.close()")).result()
+    assert (ended.status, [display.plain for display in ended.displays]) == ("ok", ["whole"])
+    assert (await _ran(session, "one.close()")).result().displays == []
+
+
 async def test_a_person_moves_what_the_agent_made_and_the_agent_is_told(runtime: Runtime, session: Session) -> None:
     await _ran(session, "moves = []\nslider.observe(lambda change: (moves.append(change['new']), print('!')), 'value')")
     async with attached_to(runtime, session) as (attached, events):

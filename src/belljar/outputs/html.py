@@ -160,7 +160,8 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
     if isinstance(latex, str) and (formulas := latex_html(latex)) is not None:
         return f'<div class="formulas">{formulas}</div>'
     if isinstance(words, str):
-        return _frame(markdown_html(words), runs_scripts=False)
+        lines = sum(1 + len(line) // 100 for line in words.splitlines() if line.strip())
+        return _frame(markdown_html(words), runs_scripts=False, height=_bounded(40 + 30 * lines))
     text, _ = readable_text(bundle)
     return f"<pre>{coloured(text)}</pre>"
 
@@ -168,12 +169,16 @@ def _rich(bundle: Any, *, runs_scripts: bool) -> str:
 def frame_height(page: str) -> int:
     """Return how many pixels high the frame of a page is to be, as far as its text tells."""
     rows = page.count("<tr") or math.ceil(len(_TAGS.sub("", page)) / 100)
-    return max(LEAST_PIXELS, min(MAX_PIXELS, 40 + _ROW_PIXELS * rows))
+    return _bounded(40 + _ROW_PIXELS * rows)
 
 
-def _frame(page: str, *, runs_scripts: bool) -> str:
+def _bounded(height: int) -> int:
+    return max(LEAST_PIXELS, min(MAX_PIXELS, height))
+
+
+def _frame(page: str, *, runs_scripts: bool, height: int = 0) -> str:
     has_script = "<script" in page.lower()
-    height = MAX_PIXELS if has_script and runs_scripts else frame_height(page)
+    height = height or (MAX_PIXELS if has_script and runs_scripts else frame_height(page))
     frame = (
         f'<iframe sandbox="{"allow-scripts" if runs_scripts else ""}" loading="lazy" height="{height}" '
         f'srcdoc="{escape(_FRAME_STYLE + printable(page))}"></iframe>'
@@ -275,7 +280,8 @@ header p, .note { color: var(--dim); margin: .25rem 0 1rem; font-size: .85rem; }
 .error { border-left: 3px solid var(--red); margin-top: .5rem; padding-top: 0; }
 .undone .code, .undone .output { opacity: .55; }
 .rich img { max-width: 100%; background: #fff; }
-iframe { width: 100%; border: 1px solid var(--line); border-radius: .4rem; background: #fff; color-scheme: light;
+iframe { box-sizing: border-box; width: 100%; border: 1px solid var(--line); border-radius: .4rem; background: #fff;
+  color-scheme: light;
   resize: vertical; }
 @media print { .output { max-height: none; } }
 """

@@ -95,6 +95,8 @@ function runsAlways() {
 function remember(always) {
   if (always) localStorage.setItem(key(), "always");
   else localStorage.removeItem(key());
-  /** @type {HTMLInputElement} */ for (const box of document.querySelectorAll("[data-always]")) box.checked = always;
+  /** @type {NodeListOf<HTMLInputElement>} */
+  const boxes = document.querySelectorAll("[data-always]");
+  for (const box of boxes) box.checked = always;
   if (always) showFrames(document);
 }
