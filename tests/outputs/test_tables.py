@@ -59,6 +59,17 @@ def test_the_names_of_labels_share_the_row_of_the_columns() -> None:
     assert [[head.text for head in row] for row in table.heads] == [["month / region", "East", "West"]]
 
 
+def test_what_pandas_leaves_out_is_no_value() -> None:
+    rows = [["0", "1", "...", "2"], ["...", "...", "...", "..."], ["9", "3", "...", "4"]]
+    table = table_in(frame(["", "a", "...", "b"], rows))
+    assert table is not None
+    assert not table.is_plain
+    html = table_html(table, can_sort=True)
+    assert "in the rows that are shown" in html
+    assert html.count("all 2 distinct") == 2
+    assert "data-sort" not in html
+
+
 def test_polars_tells_types_in_a_row_of_their_own() -> None:
     page = (
         "<div><style>\n.dataframe > thead > tr,\n.dataframe > tbody > tr {\n  text-align: right;\n}\n</style>\n"

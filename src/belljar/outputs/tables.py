@@ -39,6 +39,7 @@ _LARGE: Final = re.compile(r"[-+−]?\d{5,40}(?:\.\d*)?")
 _SIGNIFICANT: Final = 6
 _FILTERED_FROM: Final = 12
 FILTER: Final = '<input type="search" data-filter aria-label="Filter the rows" placeholder="Filter these rows">'
+_LEFT_OUT: Final = frozenset({"...", "…"})
 _QUOTED: Final = re.compile(r'"(.*)"', re.DOTALL)
 
 
@@ -73,7 +74,11 @@ class ShownTable:
     def is_plain(self) -> bool:
         """Return whether each row stands for itself and none is left out, so that they can be sorted."""
         spans = any(label.rows > 1 for row in self.rows for label in row.labels)
-        return len(self.heads) == 1 and not spans and not any(set(row.texts) <= {"...", "…"} for row in self.rows)
+        return len(self.heads) == 1 and not spans and len(self.shown_rows()) == len(self.rows)
+
+    def shown_rows(self) -> list[TableRow]:
+        """Return the rows, without the one that stands for those that are left out."""
+        return [row for row in self.rows if not set(row.texts) <= _LEFT_OUT]
 
     def names(self) -> list[str]:
         """Return the names of the columns, as far as they are in one row of heads."""
@@ -221,7 +226,7 @@ def is_missing(text: str | None) -> bool:
 
 def kind_of(texts: Iterable[str | None]) -> str:
     """Return number, time, boolean or text: what all texts of a column are that are not missing."""
-    present = [text for text in texts if not is_missing(text) and text not in ("...", "…")]
+    present = [text for text in texts if not is_missing(text) and text not in _LEFT_OUT]
     if not present:
         return "text"
     if all(map(_NUMBER.fullmatch, map(str, present))):
@@ -291,7 +296,8 @@ def table_html(table: ShownTable, *, can_sort: bool = False) -> str:
     if can_sort and table.is_plain and len(table.rows) >= _FILTERED_FROM:
         foot += FILTER
     if columns and len(table.rows) > 1:
-        foot += f"<details><summary>What the columns hold</summary>{columns}</details>"
+        rest = "" if len(table.shown_rows()) == len(table.rows) else ", in the rows that are shown"
+        foot += f"<details><summary>What the columns hold{rest}</summary>{columns}</details>"
     return f'{rows}<div class="table-foot">{foot}</div>'
 
 
@@ -320,7 +326,7 @@ def table_parts(table: ShownTable, *, can_sort: bool = False, most_rows: int | N
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="data">'
         f"<thead>{head}</thead><tbody>{body}</tbody></table></div>",
-        _columns_html(names, columns, kinds) if any(names) else "",
+        _columns_html(names, table.shown_rows(), kinds) if any(names) else "",
     )
 
 
@@ -364,11 +370,12 @@ _BAR_WIDTH, _BAR_HEIGHT = 120, 28
 _MAX_FREQUENT: Final = 40
 
 
-def _columns_html(names: list[str], columns: list[list[str]], kinds: list[str]) -> str:
-    told = [
-        column_html(name, kind, summary_of([None if is_missing(text) else text for text in texts], kind))
-        for name, texts, kind in zip(names, columns, kinds, strict=True)
-    ]
+def _columns_html(names: list[str], rows: list[TableRow], kinds: list[str]) -> str:
+    told: list[str] = []
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        if name not in _LEFT_OUT:
+            texts = [None if is_missing(row.texts[place]) else row.texts[place] for row in rows]
+            told.append(column_html(name, kind, summary_of(texts, kind)))
     return f'<ul class="columns">{"".join(told)}</ul>'
 
 
