@@ -120,19 +120,20 @@ async def bodies(browser: httpx.AsyncClient) -> dict[tuple[str, str], dict[str, 
             content = operation.get("requestBody", {}).get("content", {})
             if "application/json" in content:
                 schema = content["application/json"]["schema"]
-                schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-                wanted = {name: schema["properties"][name] for name in schema.get("required", [])}
-                found[method.upper(), path] = {name: _example(entry) for name, entry in wanted.items()}
+                found[method.upper(), path] = _example(schema, document["components"]["schemas"])
     return found
 
 
-def _example(entry: dict[str, Any]) -> Any:
+def _example(entry: dict[str, Any], models: dict[str, Any]) -> Any:
+    if "$ref" in entry:
+        model = models[entry["$ref"].rpartition("/")[2]]
+        return {name: _example(model["properties"][name], models) for name in model.get("required", [])}
     if "enum" in entry:
         return entry["enum"][0]
     if "anyOf" in entry:
-        return _example(entry["anyOf"][0])
+        return _example(entry["anyOf"][0], models)
     if entry.get("minItems"):
-        return [_example(entry["items"])]
+        return [_example(entry["items"], models)]
     return {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}[entry["type"]]
 
 

@@ -38,8 +38,7 @@ class WorkflowsProduct(Product):
 
         from belljar.journal.run_records import RunRecords
         from belljar.workflows.run_history import RunHistory
-        from belljar.workflows.run_inbox import RunInbox
-        from belljar.workflows.workflows import Workflows
+        from belljar.workflows.workflows import RunInbox, Workflows
 
         workflows = Workflows.over(runtime)
         journal = runtime.sessions.journal
