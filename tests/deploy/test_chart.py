@@ -145,10 +145,9 @@ def test_its_variables_are_settings_with_which_a_fleet_starts(
     assert check_fleet(settings)
     if not settings.tls_certificate:
         check_bind(settings)
-    # What the readiness probe sends as its host is a name that is allowed.
+    # What probes and Prometheus ask, the pod's own address, is allowed.
+    assert "10.0.0.5" in settings.allowed_hosts
     probe = server["readinessProbe"]["httpGet"]
-    assert probe["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
-    assert "localhost" in settings.allowed_hosts
     assert probe["scheme"] == ("HTTPS" if settings.tls_certificate else "HTTP")
     for doctor in pod.get("initContainers", []):
         assert variables_of(doctor) == variables_of(server)

@@ -40,8 +40,10 @@ env:
   - name: POD_IP
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
   - {name: BELLJAR_HTTP, value: "0.0.0.0:8000"}
+  # Prometheus asks at the pod's own address.
+  - {name: BELLJAR_METRICS, value: open}
   - name: BELLJAR_ALLOWED_HOSTS
-    value: {{ concat (list "localhost" (include "belljar.name" .) (printf "%s.%s" (include "belljar.name" .) .Release.Namespace) (printf "%s.%s.svc" (include "belljar.name" .) .Release.Namespace)) .Values.allowedHosts | join "," | quote }}
+    value: {{ concat (list "$(POD_IP)" "localhost" (include "belljar.name" .) (printf "%s.%s" (include "belljar.name" .) .Release.Namespace) (printf "%s.%s.svc" (include "belljar.name" .) .Release.Namespace)) .Values.allowedHosts | join "," | quote }}
   - {name: BELLJAR_LOG_FORMAT, value: json}
   - {name: BELLJAR_SANDBOX, value: {{ .Values.sandbox | quote }}}
   - {name: BELLJAR_FLEET_PEERS, value: "dns:{{ include "belljar.hosts" . }}.{{ .Release.Namespace }}.svc:8100"}
@@ -52,8 +54,6 @@ env:
     valueFrom: {secretKeyRef: {name: {{ include "belljar.secret" . }}, key: api-keys, optional: true}}
   - name: BELLJAR_STORE_KEY
     valueFrom: {secretKeyRef: {name: {{ include "belljar.secret" . }}, key: store-key, optional: true}}
-  # Prometheus asks at the pod's own address.
-  - {name: BELLJAR_METRICS, value: open}
   {{- if .Values.publicUrl }}
   - {name: BELLJAR_PUBLIC_URL, value: {{ .Values.publicUrl | quote }}}
   {{- end }}
@@ -81,6 +81,4 @@ httpGet:
   path: {{ .path }}
   port: http
   scheme: {{ ternary "HTTP" "HTTPS" (empty .root.Values.tls.existingSecret) }}
-  # Otherwise the pod's address, which is not among the names that are allowed.
-  httpHeaders: [{name: Host, value: localhost}]
 {{- end -}}
