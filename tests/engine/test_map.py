@@ -12,7 +12,7 @@ from calls import FORKS, Caller, connected, held, opened_runtime
 
 from belljar.engine import map as maps
 from belljar.engine.contract import Access, Engine
-from belljar.engine.many import servers_of
+from belljar.engine.many import ManyEngine, servers_of
 from belljar.engine.models import Piece
 from belljar.environments import Environment
 from belljar.errors import Busy, CopyRefused, InvalidArgument, SessionNotFound
@@ -241,3 +241,24 @@ async def test_a_session_that_cannot_be_forked_is_refused_with_the_reason(engine
     with pytest.raises(CopyRefused, match="kernel:python3 cannot be forked"):
         await mapped(engine, pieces("x"), session_id)
     await agent.fields("clear_session", session_id=session_id)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_new_sessions_are_shared_among_all_servers(
+    runtime: Runtime, default_environment: Environment, tmp_path: Path, in_order: bool
+) -> None:
+    async with opened_runtime(default_environment, tmp_path, **FORKS, **LIMITS) as other:
+        engines: dict[str, Engine] = {one.name: one.late_engine.get() for one in (runtime, other)}
+        results = await mapped(ManyEngine(lambda: ready(engines)), pieces(*map(str, range(9))), in_order=in_order)
+        assert sorted((result.index, result.result) for result in results) == [(n, str(n)) for n in range(9)]
+        if in_order:
+            assert [result.index for result in results] == [*range(9)]
+        made = {result.execution_id[:3] for result in results}
+        assert made == {runtime.sessions.journal.tag, other.sessions.journal.tag}
+        # What has a key is asked of one server, which knows it.
+        results = await mapped(ManyEngine(lambda: ready(engines)), pieces("1", "2", keys="shared-"))
+        assert {result.execution_id[:3] for result in results} == {runtime.sessions.journal.tag}
+
+
+async def ready(engines: dict[str, Engine]) -> dict[str, Engine]:
+    return engines

@@ -4,7 +4,7 @@ What is on disk only, any of them can answer.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import zip_longest
@@ -22,6 +22,7 @@ from belljar.engine.models import (
     Followed,
     Health,
     LiveSession,
+    Piece,
     Server,
     ServerEvent,
     SessionEntry,
@@ -39,6 +40,7 @@ from belljar.errors import (
     RunNotFound,
     SessionNotFound,
 )
+from belljar.models import MappedResult
 from belljar.questions.models import InboxQuestion
 from belljar.servers import http_sockets
 
@@ -266,6 +268,34 @@ class ManyEngine(CalledEngine):
 
     # Acting
 
+    async def map(
+        self,
+        access: Access,
+        pieces: Sequence[Piece],
+        session_id: str = "",
+        *,
+        environment: str = "",
+        at_once: int = 16,
+        timeout_s: float | None = None,
+        in_order: bool = False,
+        keeps: bool = False,
+        reseed: bool = False,
+        retries_lost: bool = False,
+    ) -> AsyncGenerator[MappedResult]:
+        """See `Engine`. Forks stay with the server of their session, and keys with the first; the rest is shared."""
+        options: dict[str, Any] = {"environment": environment, "timeout_s": timeout_s, "keeps": keeps}
+        options |= {"reseed": reseed, "retries_lost": retries_lost}
+        places = [] if session_id or any(piece.key for piece in pieces) else [*(await self._places()).values()]
+        if min(len(places), len(pieces), at_once) < 2:
+            told = self._stream(
+                "map", access, pieces=pieces, session_id=session_id, at_once=at_once, in_order=in_order, **options
+            )
+        else:
+            told = _shared(places[:at_once], access, pieces, at_once, options, in_order=in_order)
+        async with aclosing(told) as results:
+            async for result in results:
+                yield result
+
     async def answer(
         self,
         access: Access,
@@ -289,6 +319,55 @@ class ManyEngine(CalledEngine):
     async def note_presence(self, access: Access) -> None:
         """See `Engine`."""
         await self._all("note_presence", access)
+
+
+async def _shared(
+    places: Sequence[Engine],
+    access: Access,
+    pieces: Sequence[Piece],
+    at_once: int,
+    options: dict[str, Any],
+    *,
+    in_order: bool,
+) -> AsyncGenerator[MappedResult]:
+    """Yield the results of a map whose pieces are shared among servers, as many for each."""
+    count = len(places)
+    results: asyncio.Queue[MappedResult | Exception] = asyncio.Queue(at_once)
+
+    async def follow(number: int, engine: Engine) -> None:
+        # What does not divide evenly goes to the first ones.
+        share = at_once // count + (number < at_once % count)
+        own = pieces[number::count]
+        missing = len(own)
+        try:
+            async with aclosing(engine.map(access, own, at_once=share, **options)) as told:
+                async for result in told:
+                    missing -= 1
+                    await results.put(result.model_copy(update={"index": number + count * result.index}))
+            if missing:
+                await results.put(ServerGone(f"a server has ended before {missing} of its pieces were told"))
+        except Exception as error:  # noqa: BLE001 - it is raised where the results are read
+            await results.put(error)
+
+    tasks = [asyncio.ensure_future(follow(number, engine)) for number, engine in enumerate(places)]
+    waiting: dict[int, MappedResult] = {}
+    following = 0
+    try:
+        for _ in pieces:
+            result = await results.get()
+            if isinstance(result, Exception):
+                raise result
+            if not in_order:
+                yield result
+                continue
+            waiting[result.index] = result
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _nobody() -> EngineError:
