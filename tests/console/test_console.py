@@ -481,7 +481,7 @@ async def test_the_other_pages_show_what_there_is(place: Place, ran: dict[str, s
             (f"/console/sessions/{ran['session']}/timeline", "ok"),
             (f"/console/executions/{ran['first']}/output", "hello &lt;b&gt;world"),
             (f"/console/executions/{ran['first']}/lines?first=1", 'data-total="1"'),
-            ("/console/health", "sessions idle"),
+            ("/console/health", "Sessions idle"),
             ("/console/decisions?q=nothing", "No decision matches"),
         ]:
             page = await browser.get(path)

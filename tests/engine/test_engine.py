@@ -56,6 +56,9 @@ async def test_shows_a_session_and_its_cells(engine: Engine, agent: Caller) -> N
     failed = await agent.execute("1/0", ran.session_id)
     detail = await engine.session(OPERATOR, ran.session_id)
     assert (detail.state, detail.owner, detail.executions) == ("idle", "local", 2)
+    assert (detail.first_line, detail.last_line) == ("print('one')", "1/0")
+    listed = (await engine.sessions(OPERATOR, SessionFilter(text=ran.session_id))).items
+    assert [(one.first_line, one.last_line) for one in listed] == [("print('one')", "1/0")]
     cells = await engine.executions(OPERATOR, ran.session_id)
     assert [(cell.execution_id, cell.status) for cell in cells.items] == [
         (failed.execution_id, "error"),

@@ -49,6 +49,7 @@ _MAX_REMEMBERED: Final = 5_000
 _MAX_REMEMBERED_CHARS: Final = 16 * 1024 * 1024
 _CELL_PIXELS: Final = 220
 _ENDED_SHOWN: Final = 20
+_NEARLY: Final = 0.9
 _FORKS_SHOWN: Final = 50
 _MAX_DECISIONS: Final = 2_000
 _DECISIONS_SHOWN: Final = 200
@@ -288,13 +289,25 @@ class Pages:
     async def health(self, request: Request) -> Response:
         """Answer `/console/health`."""
         access: Access = request.state.access
-        health, usage = await self._engine.health(access), await self._engine.usage(access)
-        return await self.page("health.html", request, health=health, usage=usage)
+        return await self.page("health.html", request, **await self._health(access))
 
     async def health_part(self, access: Access, _: str = "") -> str:
         """Return the part of the health page that changes."""
+        return render("_health.html", **await self._health(access))
+
+    async def _health(self, access: Access) -> dict[str, Any]:
         health, usage = await self._engine.health(access), await self._engine.usage(access)
-        return render("_health.html", health=health, usage=usage)
+        states = [usage.gauges.get(name, []) for name in ("running", "idle", "fresh")]
+        sessions = [sum(values) for values in zip(*states, strict=True)]
+        problems = [(name, state) for name, state in health.checks.items() if state != "ok"]
+        problems += [(one.name, "this server does not answer") for one in health.servers if not one.is_answering]
+        limit = health.gauges.get("sessions_limit")
+        if limit and sessions and sessions[-1] >= _NEARLY * limit:
+            problems.append(
+                ("sessions", f"{sessions[-1]:g} of at most {limit:g} are open: the oldest idle ones go next")
+            )
+        minutes = round(len(sessions) * usage.interval_s / 60, 1)
+        return {"health": health, "usage": usage, "sessions": sessions, "problems": problems, "minutes": minutes}
 
     # Cells
 

@@ -96,11 +96,13 @@ def _environment() -> Any:
         "until": until,
         "spark": spark,
         "curve": curve,
+        "chart": chart,
         "export_formats": EXPORT_FORMATS,
     }
     environment.filters["bytes"] = size_text
     environment.filters["duration"] = duration_text
     environment.filters["short"] = short
+    environment.filters["gauge"] = gauge_words
     return environment
 
 
@@ -133,6 +135,14 @@ def size_text(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return ""
+
+
+def gauge_words(name: str) -> str:
+    """Return the name of a gauge or a limit as people read it, with its unit."""
+    for ending, unit in (("_mb", ", MB"), ("_s", ", seconds")):
+        if name.endswith(ending):
+            name = name.removesuffix(ending) + unit
+    return name.replace("_", " ").capitalize().replace(", mb", ", MB")
 
 
 def duration_text(seconds: float) -> str:
@@ -192,3 +202,40 @@ def spark(name: str, values: list[float], most: float = 0.001) -> Any:
 def curve(name: str, value: str, history: list[float], most: float = 0.001) -> Any:
     """Return a small curve with its name and its present value."""
     return markup(f'<span class="curve">{escape(name)} {spark(name, history, most)} <b>{escape(value)}</b></span>')
+
+
+def chart(name: str, unit: str, values: list[float], minutes: float, limit: float | None = None) -> Any:
+    """Return a chart of how a value went, with its axes named, its present value and what it must not reach."""
+    width, height, left, bottom = 320, 110, 44, 18
+    now, most = (values[-1], max(values)) if values else (0.0, 0.0)
+    # A limit far above all values would make them a flat line; it is told in words beside the name then.
+    is_near = limit is not None and limit > 0 and most >= limit / 4
+    top = (limit * 1.05 if limit is not None and is_near and limit > most else most) or 1.0
+    plot_width, plot_height = width - left - 4, height - bottom - 8
+    step = plot_width / max(1, len(values) - 1)
+    places = [
+        f"{left + place * step:.1f},{8 + plot_height * (1 - value / top):.1f}" for place, value in enumerate(values)
+    ]
+    floor = 8 + plot_height
+    line = " ".join(places)
+    edge = 8 + plot_height * (1 - limit / top) if limit is not None and is_near else 0
+    parts = [
+        f'<line class="axis-line" x1="{left}" y1="{floor}" x2="{width}" y2="{floor}"/>',
+        f'<text x="{left - 6}" y="14" text-anchor="end">{escape(_round(top))}</text>',
+        f'<text x="{left - 6}" y="{floor}" text-anchor="end">0</text>',
+        f'<text x="{left}" y="{height - 3}">{escape(f"{minutes:g}")} min ago</text>',
+        f'<text x="{width - 2}" y="{height - 3}" text-anchor="end">now</text>',
+        f'<line class="limit-line" x1="{left}" y1="{edge:.1f}" x2="{width}" y2="{edge:.1f}"/>' if is_near else "",
+        f'<polyline points="{line}"/>' if len(values) > 1 else "",
+    ]
+    limited = f", limit {_round(limit)}" if limit is not None else ""
+    said = f"{name}: {_round(now)} {unit} now, at most {_round(most)} in the last {minutes:g} minutes{limited}"
+    return markup(
+        f'<figure class="chart"><figcaption><span>{escape(name)}</span> <b>{escape(_round(now))}</b> '
+        f'<span class="dim">{escape(unit)}{escape(limited)}</span></figcaption>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(said)}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

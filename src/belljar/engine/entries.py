@@ -87,7 +87,7 @@ class Entries:
         wall_s = execution.result().usage.wall_s
         return RunningCell(
             execution_id=execution.id,
-            first_line=_telling_line(execution.cell.code),
+            first_line=telling_line(execution.cell.code),
             since=iso_ms(time.time() - wall_s),
             running_s=round(wall_s, 1),
         )
@@ -142,7 +142,7 @@ async def read_execution(
     return row
 
 
-def _telling_line(code: str) -> str:
+def telling_line(code: str) -> str:
     """Return the first line of a cell that says what it does: imports and comments do not."""
     lines = [line.strip() for line in code.splitlines() if line.strip()]
     telling = (line for line in lines if not line.startswith(("import ", "from ", "#")))

@@ -38,6 +38,7 @@ _EVENT_BYTES = 120
 # Output up to this size is read whole; of a longer one the head, the tail, and what is not text.
 _WHOLE_BYTES = 1_000_000
 _MAX_RICH = 500
+_CODE_CHARS = 2_000
 _TAIL_BYTES = 2_000_000
 _TAIL_CHARS = 8_000
 _EXECUTION = (
@@ -155,6 +156,21 @@ class HistoryReader:
             return session_record(row) if row else None
 
         return await self._read(find)
+
+    async def ends(self, session_ids: list[str]) -> dict[str, tuple[str, str]]:
+        """Return the beginning of the code of the first and the latest execution of each session that has any."""
+        code = "SELECT substr(code, 1, ?) FROM executions WHERE session_id = ? ORDER BY rowid {} LIMIT 1"
+
+        def read(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+            found: dict[str, tuple[str, str]] = {}
+            for session_id in session_ids:
+                values = (_CODE_CHARS, session_id)
+                first = connection.execute(code.format(""), values).fetchone()
+                if first is not None:
+                    found[session_id] = first[0], connection.execute(code.format("DESC"), values).fetchone()[0]
+            return found
+
+        return await self._read(read)
 
     async def forks(self, session_id: str) -> list[str]:
         """Return the sessions that are forks of this one, oldest first."""

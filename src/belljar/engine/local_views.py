@@ -24,7 +24,7 @@ from belljar.engine.contract import (
     time_cursor,
     time_place,
 )
-from belljar.engine.entries import Entries, read_execution
+from belljar.engine.entries import Entries, read_execution, telling_line
 from belljar.engine.history import ExecutionRow, HistoryReader, SessionQuery, parsed_place
 from belljar.engine.models import (
     MAX_LISTED,
@@ -43,6 +43,7 @@ from belljar.engine.models import (
     PackageList,
     Server,
     SessionDetail,
+    SessionEntry,
     SessionPage,
     TableRows,
     UsageHistory,
@@ -170,7 +171,9 @@ class LocalViews:
 
     async def usage(self, access: Access) -> UsageHistory:
         """See `Engine`."""
-        return UsageHistory(interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see))
+        return UsageHistory(
+            interval_s=INTERVAL_S, gauges=self._usage.gauges(access.may_see, is_operator=access.is_operator)
+        )
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """See `Engine`."""
@@ -187,10 +190,12 @@ class LocalViews:
         )
         rows = await self._history.sessions(query, limit + 1)
         shown = rows[:limit]
-        entries = [
-            entry.model_copy(update={"cursor": time_cursor(row.created_at, row.id)})
-            for row, entry in zip(shown, self._entries.sessions(shown), strict=True)
-        ]
+        ends = await self._history.ends([row.id for row in shown])
+        entries: list[SessionEntry] = []
+        for row, entry in zip(shown, self._entries.sessions(shown), strict=True):
+            first, last = ends.get(row.id, ("", ""))
+            lines = {"first_line": telling_line(first), "last_line": telling_line(last)}
+            entries.append(entry.model_copy(update={"cursor": time_cursor(row.created_at, row.id), **lines}))
         if wanted.state in (*_LIVE, "waiting"):
             entries = [entry for entry in entries if entry.state == wanted.state]
         following = time_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
@@ -213,6 +218,8 @@ class LocalViews:
         row = await self._row(access, session_id, is_counted=True)
         live, settings = self._registry.find_open(session_id), self._registry.settings
         entry = self._entries.session(row)
+        first, last = (await self._history.ends([row.id])).get(row.id, ("", ""))
+        entry = entry.model_copy(update={"first_line": telling_line(first), "last_line": telling_line(last)})
         return SessionDetail(
             **entry.model_dump(),
             sandbox=settings.sandbox,

@@ -31,6 +31,7 @@ from belljar.engine.models import (
 )
 from belljar.engine.remote import RemoteEngine, ServerGone, ServerSilent
 from belljar.engine.runs import RunActs, RunDetail, RunEntry
+from belljar.engine.usage import LATENCY
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -166,7 +167,10 @@ class ManyEngine(CalledEngine):
         """See `Engine`. What servers of later start have not measured counts as nothing."""
         answers: list[tuple[str, UsageHistory]] = await self._all("usage", access)
         names = {name: None for _, usage in answers for name in usage.gauges}
-        sums = {name: _summed([usage.gauges.get(name, []) for _, usage in answers]) for name in names}
+        sums = {
+            name: _together([usage.gauges.get(name, []) for _, usage in answers], max if name == LATENCY else sum)
+            for name in names
+        }
         return UsageHistory(interval_s=answers[0][1].interval_s, gauges=sums)
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
@@ -374,10 +378,10 @@ def _nobody() -> EngineError:
     return EngineError("no running server answers", hint="Start one with `belljar serve`")
 
 
-def _summed(series: list[list[float]]) -> list[float]:
-    """Return the sums of values that all end now."""
+def _together(series: list[list[float]], how: Callable[[tuple[float, ...]], float]) -> list[float]:
+    """Return the sums, or the largest, of values that all end now."""
     ends = zip_longest(*(reversed(values) for values in series), fillvalue=0.0)
-    return [round(sum(values), 1) for values in ends][::-1]
+    return [round(how(values), 3) for values in ends][::-1]
 
 
 def _pid(name: str) -> int:

@@ -84,6 +84,10 @@ class SessionEntry(Model):
     last_used_at: str
     expires_at: str = ""
     executions: int = 0
+    first_line: str = ""
+    """The first line of its first cell that is no import and no comment: its name, where it has no reason."""
+    last_line: str = ""
+    """The same of its latest cell."""
     checkpoints: int = 0
     memory_mb: float = 0.0
     cpu_percent: float = 0.0
@@ -296,7 +300,9 @@ class UsageHistory(Model):
 
     interval_s: float
     gauges: dict[str, list[float]]
-    """Sessions that run, are idle or fresh, their memory in megabytes, and their share of a processor in percent."""
+    """Sessions that run, are idle or fresh, executions that wait for their turn, memory in megabytes, and the share of
+    a processor in percent; for operators the cells and tool calls a minute and how long a cell took on average, too.
+    """
 
 
 # What happens

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from belljar import metrics
 from belljar.change_signal import ChangeLog
 from belljar.sessions.session import Session
 
@@ -24,6 +25,8 @@ class OwnerTotals:
     running: int = 0
     idle: int = 0
     fresh: int = 0
+    waiting: int = 0
+    """Executions that wait for their turn."""
     memory_mb: float = 0.0
     cpu_percent: float = 0.0
 
@@ -33,7 +36,36 @@ class OwnerTotals:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-GAUGES = ("running", "idle", "fresh", "memory_mb", "cpu_percent")
+GAUGES = ("running", "idle", "fresh", "waiting", "memory_mb", "cpu_percent")
+LATENCY = "cell_seconds"
+"""The gauge that is a mean: of several servers it is no sum."""
+
+
+class WorkSampler:
+    """What the process has done since it was last asked, by its counters: they know no owners."""
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        cells, seconds, calls = 0, 0.0, 0
+        for series in metrics.execution_wall.series.values():
+            cells, seconds = cells + sum(series.counts), seconds + series.sum
+        for series in metrics.tool_calls.series.values():
+            calls += sum(series.counts)
+        return cells, seconds, calls
+
+    def sample(self) -> dict[str, float]:
+        """Return the cells and tool calls a minute, and how long a cell took on average."""
+        before, self._last = self._last, self._read()
+        cells, seconds, calls = (now - then for now, then in zip(self._last, before, strict=True))
+        a_minute = 60 / INTERVAL_S
+        return {
+            "cells_a_minute": cells * a_minute,
+            "calls_a_minute": calls * a_minute,
+            LATENCY: round(seconds / cells, 3) if cells else 0.0,
+        }
 
 
 @dataclass(slots=True)
@@ -55,6 +87,8 @@ class UsageSampler:
         self._usage: dict[str, SessionUsage] = {}
         self._totals: deque[dict[str, OwnerTotals]] = deque(maxlen=int(KEPT_S / INTERVAL_S))
         """What each owner's sessions used, oldest first. Kept apart, because sessions end."""
+        self._sampler = WorkSampler()
+        self._work: deque[dict[str, float]] = deque(maxlen=int(KEPT_S / INTERVAL_S))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -90,11 +124,13 @@ class UsageSampler:
                     running=state == "running",
                     idle=state == "idle",
                     fresh=state == "fresh",
+                    waiting=sum(not one.has_started for one in session.queue.running()),
                     memory_mb=used.memory_mb[-1],
                     cpu_percent=used.cpu_percent[-1],
                 )
             )
         self._totals.append(totals)
+        self._work.append(self._sampler.sample())
 
     def _sample(self, session: Session) -> None:
         kernel = session.session_kernel.kernel
@@ -118,8 +154,11 @@ class UsageSampler:
             return [], []
         return _thinned([*known.memory_mb]), _thinned([*known.cpu_percent])
 
-    def gauges(self, may_see: Callable[[str], bool]) -> dict[str, list[float]]:
-        """Return what the sessions of all owners that somebody may see used over the last minutes, oldest first."""
+    def gauges(self, may_see: Callable[[str], bool], *, is_operator: bool) -> dict[str, list[float]]:
+        """Return what the sessions of all owners that somebody may see used over the last minutes, oldest first.
+
+        What the server as a whole did is for operators.
+        """
         sums: list[OwnerTotals] = []
         for totals in self._totals:
             total = OwnerTotals()
@@ -127,7 +166,9 @@ class UsageSampler:
                 if may_see(owner):
                     total.add(used)
             sums.append(total)
-        return {name: [round(float(getattr(one, name)), 1) for one in sums] for name in GAUGES}
+        used = {name: [round(float(getattr(one, name)), 1) for one in sums] for name in GAUGES}
+        names = self._work[-1] if is_operator and self._work else {}
+        return used | {name: [one[name] for one in self._work] for name in names}
 
 
 def _thinned(values: list[float]) -> list[float]:
