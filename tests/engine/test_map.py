@@ -262,3 +262,20 @@ async def test_new_sessions_are_shared_among_all_servers(
 
 async def ready(engines: dict[str, Engine]) -> dict[str, Engine]:
     return engines
+
+
+async def test_a_session_that_sleeps_wakes_for_a_map_and_two_maps_of_one_do_not_mix(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with opened_runtime(default_environment, tmp_path, hibernate=True, **FORKS) as runtime:
+        engine, sessions = runtime.late_engine.get(), runtime.sessions
+        session = sessions.create("local")
+        submitted = await engine.submit(OWNER, session.id, "x = 1")
+        await engine.wait(OWNER, submitted.execution_id)
+        await sessions.endings.hibernate(session, "was put to sleep")
+        assert sessions.all() == []
+        both = await asyncio.gather(
+            *(mapped(engine, pieces(*[f"x + {one}"] * 4), session.id, at_once=2) for one in (1, 2))
+        )
+        assert [{result.result for result in results} for results in both] == [{"2"}, {"3"}]
+        assert [each.id for each in sessions.all()] == [session.id]
