@@ -19,6 +19,7 @@ from bench.one_plus_one import taken_in_turns, timed
 from bench.processes import descendants, processor_time, proportional_mb
 from bench.servers import belljar_command, new_session, open_http, open_stdio
 from bench.stage import Stage
+from bench.stored_wakes import measure_wakes
 
 SERVERS = 4
 MOST = 3.0
@@ -39,8 +40,9 @@ for number in range(20):
 
 
 async def measure(stage: Stage) -> list[Figure]:
-    """Measure servers that share a data directory, two of one machine, and workers beside one server."""
-    return [*await _journals(stage), *await _passing_on(stage), *await measure_workers(stage)]
+    """Measure servers that share a data directory, two of one machine, workers beside one server, and a store."""
+    workers = [*await _passing_on(stage), *await measure_workers(stage)]
+    return [*await _journals(stage), *workers, *await measure_wakes(stage)]
 
 
 # Servers of one data directory

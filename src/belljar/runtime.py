@@ -39,7 +39,7 @@ from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
 from belljar.sessions.registry import Registry, kept_up
 from belljar.sessions.takeover import Takeover, recover
-from belljar.settings import Settings, variable
+from belljar.settings import Settings
 from belljar.settings.azure import AZURE
 from belljar.skills.library import SkillLibrary, open_library
 from belljar.skills.session_view import shown_skills
@@ -291,15 +291,9 @@ def _open_stored(settings: Settings, sessions: Path, journal: Journal, run: str)
     if not settings.store:
         return None
     # Imported here, because few have a store.
-    from belljar.sessions.store import open_store
-    from belljar.sessions.stored import StoredSessions
+    from belljar.sessions.stored import open_stored
 
-    if not settings.store_key.get_secret_value():
-        raise SettingsError(
-            f"store is {settings.store}, and there is no store_key to encrypt what is put there",
-            hint=f"Set {variable('store_key')} for all servers of the store, to what `openssl rand -base64 32` prints",
-        )
-    return StoredSessions(open_store(settings.store), settings, sessions, journal, run)
+    return open_stored(settings, sessions, journal, run)
 
 
 def open_plugins(settings: Settings) -> Plugins:

@@ -1,6 +1,7 @@
 """Sessions in a store: what one data directory puts to sleep there, another one wakes, with all that is theirs."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from calls import Caller, connected, opened_runtime
 
 from belljar.environments import Environment
 from belljar.errors import Busy, SessionNotFound
+from belljar.journal.run_records import RunRecord, RunRecords, StepRecord
 from belljar.runtime import Runtime
 from belljar.sessions.stored import StoredSessions
 from waiting import until
@@ -32,16 +34,18 @@ SEEN = "(90, 'kept')"
 
 @asynccontextmanager
 async def server(
-    environment: Environment, folder: Path, store: Path, **chosen: Any
+    environment: Environment, folder: Path, store: Path | str, **chosen: Any
 ) -> AsyncGenerator[tuple[Runtime, Caller]]:
-    """A server with a data directory of its own, and a store that it shares."""
-    for each in (folder, store):
-        each.mkdir(exist_ok=True)
+    """A server with a data directory of its own, and a store that it shares: a folder, or a bucket by its URL."""
+    folder.mkdir(exist_ok=True)
+    if isinstance(store, Path):
+        store.mkdir(exist_ok=True)
+        store = f"file://{store}"
     values = {
         "hibernate": True,
         "sweep_interval_s": 3600,
         "session_idle_s": 0.001,
-        "store": f"file://{store}",
+        "store": store,
         "store_key": KEY,
     }
     async with (
@@ -299,3 +303,45 @@ async def test_a_server_with_another_key_neither_reads_nor_writes_the_store(
         assert (await caller.execute(LOOK, made.session_id)).status == "rejected"
         assert (await caller.execute("2", own.session_id)).result == "2"
     assert sorted(store.rglob("*")) == before
+
+
+async def test_what_nobody_used_for_keep_days_goes_from_the_store_and_is_gone_everywhere(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    async with server(default_environment, tmp_path / "one", store, keep_days=1) as (runtime, caller):
+        old, late = await caller.execute(MAKE), await caller.execute("late = 1")
+        await put(runtime)
+        left = [store / "sessions" / runtime.sessions.journal.new_id() / "0000000001.abcd.bundle"]
+        left[0].parent.mkdir()
+        left[0].write_text("of a server that was killed before its head")
+        for path in [*store.glob(f"sessions/{old.session_id}/*"), *left]:
+            os.utime(path, (path.stat().st_mtime - 2 * 86_400,) * 2)
+        await stored(runtime).sweep()
+        assert not left[0].exists()
+        assert [path.suffix for path in store.glob(f"sessions/{old.session_id}/*")] == [".owner"]
+        assert "expired" in str((await caller.execute(LOOK, old.session_id)).error)
+        assert (await caller.execute("late", late.session_id)).result == "1"
+
+
+async def test_everything_of_the_journal_travels_names_and_workflow_runs_too(
+    default_environment: Environment, tmp_path: Path
+) -> None:
+    async with two_servers(default_environment, tmp_path) as (one, caller, other, elsewhere):
+        session = await one.identified.reach("my-name", "local")
+        made = await caller.execute("print('said')", session.id, idempotency_key="once")
+        await caller.call("install_dependencies", session_id=session.id, packages=["no-such-package-here"])
+        run = RunRecord("run1", "local", "name", "text", "{}", "", "d", "{}", session.id, "", "waiting", started_at=1.0)
+        records = RunRecords(one.sessions.journal, one.name)
+        records.enter(run)
+        records.put("run1", StepRecord("steps[0]", 1, "done", session_id=session.id, value="7", began_at=1.0))
+        await put(one)
+        woken = await elsewhere.execute("1", session.id)
+        assert woken.status == "ok"
+        assert other.sessions.journal.find_key("local", "once") == made.execution_id
+        assert (await other.identified.reach("my-name", "local")).id == session.id
+        copied = RunRecords(other.sessions.journal, other.name)
+        assert (copied.find("run1") or run).session_id == session.id
+        assert [step.value for step in copied.steps("run1")] == ["7"]
+        with pytest.raises(Busy, match="is open at another server"):
+            await one.sessions.own(session.id, "local")  # so no run of its goes on there

@@ -103,6 +103,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "limits": _check_limits,
         "gpus": _check_gpus,
         "folders": check_folders,
+        "store": check_store,
         "environments": _check_environments,
         **{product.name: partial(_check_product, product) for product in products()},
         "forks": _check_forks,
@@ -277,6 +278,27 @@ def check_folders(settings: Settings) -> Iterator[HostFinding]:
             yield HostFinding("folders", "warn", shown.name, detail, "Correct owners, or add the key")
         else:
             yield HostFinding("folders", "ok", shown.name, f"{shown.path}: {whose} may {rights} it")
+
+
+def check_store(settings: Settings) -> Iterator[HostFinding]:
+    """Try the store by writing, claiming twice and reading, and count what waits to be put; nothing without a store."""
+    if not settings.store:
+        return
+    # Imported here, because few have a store.
+    from belljar.journal.archive import open_archive
+    from belljar.sessions.stored import try_store
+
+    yield HostFinding("store", "ok", "store", try_store(settings))
+    if (settings.data_directory / "journal.sqlite").is_file():
+        with open_archive(settings.data_directory) as archive:
+            count = archive.records.count_unstored()
+        detail = f"{count} sessions sleep on this disk and wait to be put" if count else "all that sleep here are there"
+        hint = (
+            "A running server puts them; its log says what keeps it from it, and bundle_mb is the largest"
+            if count
+            else ""
+        )
+        yield HostFinding("store", "warn" if count else "ok", "sessions", detail, hint)
 
 
 def _unknown_owners(settings: Settings, owners: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Never
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Never
 
 import typer
 
@@ -45,6 +45,18 @@ _WATCH_S = 1.0
 
 
 def command(
+    action: Annotated[
+        Literal["import"] | None,
+        typer.Argument(help="import: have what sleeps in the store, or in a directory, sleep here as well."),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="For import: a data directory that no server uses any more; what sleeps there comes too."),
+    ] = None,
+    lost: Annotated[
+        str,
+        typer.Option(help="For import: a machine that will not come back, by name or tag; what it had awake comes."),
+    ] = "",
     has_asleep: Annotated[
         bool, typer.Option("--all", help="Also those that sleep on disk, which any call wakes, and folders of others.")
     ] = False,
@@ -60,8 +72,16 @@ def command(
     With --all also those that sleep on disk, and folders that the journal has no record of. On a terminal the table
     fits it: ids are cut to what other commands need, and columns that do not fit are left out. In a pipe or a file it
     is whole.
+
+    With import, every session that sleeps in the store sleeps in this data directory as well: in lists, and on disk.
     """
     settings = load_command_settings({"data_directory": data_directory})
+    if action == "import":
+        # Imported here, because few have a store.
+        from belljar.cli.session_import import import_sessions
+
+        import_sessions(settings, directory and directory.expanduser().absolute(), lost)
+        return
     if is_watching:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(settings, has_asleep=has_asleep, as_json=as_json)

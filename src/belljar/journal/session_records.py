@@ -199,6 +199,11 @@ class SessionRecords:
         query = "SELECT 1 FROM sessions WHERE id = ? AND (bundle <> 0 OR owned <> 0)"
         return next(self._journal.rows(query, (session_id,)), None) is not None
 
+    def count_unstored(self) -> int:
+        """Return how many sleeping sessions are only on this disk."""
+        query = "SELECT count(*) FROM sessions WHERE state = 'asleep' AND (bundle <= 0 OR owned <> 0)"
+        return next(self._journal.rows(query))[0]
+
     def asleep(self, principal: str) -> list[SessionRecord]:
         """Return the sleeping sessions of a principal, oldest first."""
         return [*self._where("state = 'asleep' AND principal = ? ORDER BY created_at", (principal,))]

@@ -45,7 +45,7 @@ _MOST_FILE_BYTES: Final = 1 << 44
 _MOST_HEADER_BYTES: Final = 4096
 _MOST_ROW_BYTES: Final = 64 * 1024 * 1024
 _BLOCK: Final = tarfile.BLOCKSIZE
-_READ_BYTES: Final = 256 * _BLOCK
+_READ_BYTES: Final = 2048 * _BLOCK
 _TAG_BYTES: Final = 16
 _OTHER_KEY: Final = "Give every server of this store the same store_key; if they have it, the object was changed"
 
@@ -148,14 +148,15 @@ class _Source:
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
-        self._waiting = b""
+        self._waiting, self._at = b"", 0
+        """The chunk that is read, and how far it is: cutting off what was read would copy the rest each time."""
 
     def is_at_end(self) -> bool:
-        while not self._waiting:
+        while self._at >= len(self._waiting):
             chunk = next(self._chunks, None)
             if chunk is None:
                 return True
-            self._waiting = chunk
+            self._waiting, self._at = chunk, 0
         return False
 
     def exactly(self, count: int, name: str) -> bytes:
@@ -168,16 +169,17 @@ class _Source:
         """Return so many bytes, or fewer at the end; a file's `read`, for tarfile."""
         parts: list[bytes] = []
         while count > 0 and not self.is_at_end():
-            part, self._waiting = self._waiting[:count], self._waiting[count:]
+            part = self._waiting[self._at : self._at + count]
             parts.append(part)
             count -= len(part)
-        return b"".join(parts)
+            self._at += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def line(self, most: int) -> bytes:
         found = b""
         while not found.endswith(b"\n") and len(found) < most and not self.is_at_end():
-            end = self._waiting.find(b"\n") + 1 or len(self._waiting)
-            found, self._waiting = found + self._waiting[:end], self._waiting[end:]
+            end = self._waiting.find(b"\n", self._at) + 1 or len(self._waiting)
+            found, self._at = found + self._waiting[self._at : end], end
         return found[:most]
 
 

@@ -38,10 +38,12 @@ class Drain:
         try:
             await asyncio.gather(*map(self._leave, sessions))
             stored = self._registry.stored
-            is_put = await stored.put_all() if stored is not None else False
+            if stored is not None:
+                await stored.put_all()
         finally:
             self._is_over.set()
-        where = "are in the store" if is_put else "sleep, not all of them in the store"
+        left = sum(stored.waiting().values()) if stored is not None else len(sessions)
+        where = f"sleep, {left} of them on this disk only" if left else "are in the store"
         log.warning("this server is drained after %.1f s: its sessions %s", time.monotonic() - began, where)
 
     async def _leave(self, session: "Session") -> None:

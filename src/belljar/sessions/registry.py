@@ -37,7 +37,6 @@ from belljar.questions.inbox import Inbox
 from belljar.questions.models import InboxQuestion
 from belljar.servers import describe_server, is_living
 from belljar.sessions import resumption
-from belljar.sessions.drain import Drain
 from belljar.sessions.endings import SessionEndings
 from belljar.sessions.folders import SessionFolders
 from belljar.sessions.fork import ForkedKernel, fork_kernel, side_by_side
@@ -49,6 +48,7 @@ from belljar.skills.session_view import SessionSkills
 from belljar.toolbox.server_text import one_line
 
 if TYPE_CHECKING:
+    from belljar.sessions.drain import Drain
     from belljar.sessions.stored import StoredSessions
 
 NEW_SESSION_HINT = "Call execute_code with an empty session_id for a new session, then make its variables again"
@@ -401,6 +401,13 @@ class Registry:
             await self.stored.bring(session_id, principal, make_room, after_loss=True)
         return self.get(session_id, principal)
 
+    async def own(self, session_id: str, principal: str) -> bool:
+        """Return whether a session may go on here, and see that no other server of the store goes on with it."""
+        if self.stored is None or session_id in self._sessions:
+            return True
+        await self.stored.bring(session_id, principal, _take_as_is)
+        return self.stored.is_free(session_id)
+
     async def _make_room_now(self, principal: str) -> None:
         """Make room, or refuse, before a session is claimed that no other server could wake any more."""
         await self.make_room(principal)
@@ -571,6 +578,9 @@ class Registry:
     async def drain(self) -> None:
         """Have every session sleep, and put it into the store, before the server stops; calls meanwhile wait."""
         if self._drain is None:
+            # Imported here, because it happens once in a server's life, and in few.
+            from belljar.sessions.drain import Drain
+
             self._drain, self._room.is_closed = Drain(self), True
             await self._drain.run(self.settings.drain_s)
 

@@ -91,6 +91,7 @@ class FolderStore:
     def __init__(self, url: str, root: Path) -> None:
         self.url = url
         self._root = root
+        self._tidy()
 
     def put_new(self, name: str, content: bytes) -> bool:
         """See `Store`."""
@@ -172,7 +173,7 @@ class FolderStore:
         finally:
             draft.unlink(missing_ok=True)
 
-    def tidy(self) -> None:
+    def _tidy(self) -> None:
         """Remove what servers that were killed had begun to write a day ago."""
         with contextlib.suppress(OSError):
             for draft in (self._root / _UNFINISHED).iterdir():

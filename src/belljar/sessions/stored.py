@@ -23,10 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
+from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from belljar import metrics
-from belljar.errors import BelljarError, Busy, TooLarge
+from belljar.errors import BelljarError, Busy, SettingsError, TooLarge
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.bundle_records import BundleRecord, BundleRecords, RowsEntry, rows_of
 from belljar.journal.journal import Journal, has_id_form
@@ -44,11 +45,13 @@ from belljar.sessions.bundles import (
     unpack,
     unpacking,
 )
-from belljar.sessions.store import ObjectMissing, Store, StoredObject, StoreFailed
-from belljar.settings import MEBIBYTE, Settings
+from belljar.sessions.store import ObjectMissing, Store, StoredObject, StoreFailed, open_store
+from belljar.settings import MEBIBYTE, Settings, variable
 
 PUTS_AT_ONCE: Final = 4
 RETRY_S: Final = 30.0
+SWEEP_S: Final = 3600.0
+_DAY_S: Final = 24 * 60 * 60
 MARK: Final = "belljar.json"
 """The object by which a server sees whether it has the store's key."""
 MOST_RATIO: Final = 16
@@ -123,9 +126,11 @@ class Standing:
 class StoredSessions:
     """The sessions of one data directory in the store that its server shares with others."""
 
-    def __init__(self, store: Store, settings: Settings, folder: Path, journal: Journal, run: str) -> None:
+    def __init__(
+        self, store: Store, sealer: Sealer, settings: Settings, folder: Path, journal: Journal, run: str
+    ) -> None:
         self.store = store
-        self._sealer = Sealer(settings.store_key.get_secret_value())
+        self._sealer = sealer
         self._settings = settings
         self._folder = folder
         self._runs = settings.data_directory / "runs"
@@ -143,6 +148,7 @@ class StoredSessions:
         self._too_large: dict[str, float] = {}
         """Sessions that are too large to be put, and when they fell asleep."""
         self._is_checked = False
+        self._swept_at = -SWEEP_S
         self.problem = ""
         """Why the store could not be used the last time; empty when it could."""
         self.on_gone: Callable[[str, str], None] = lambda _session_id, _principal: None
@@ -268,8 +274,7 @@ class StoredSessions:
                         hint="Use it there; once it sleeps, any server of the store wakes it",
                     )
             number = standing.next
-            own = Owner(self.directory, self._run, socket.gethostname(), time.time(), standing.head, self._journal.tag)
-            is_made = await self._soon(self._put_owner, session_id, number, own)
+            is_made = await self._soon(self._put_owner, session_id, number, self._own(standing.head))
             now = await self.standing(session_id)
             # Looked at again, because whoever had it meanwhile may have put it and tidied away what we would have seen.
             if is_made and (now.head, now.owner) == (standing.head, number):
@@ -342,10 +347,42 @@ class StoredSessions:
         self._remove_half_brought()
         while True:
             self._news.clear()
-            is_done = await self.put_all()
+            is_done = False
+            try:
+                is_done = await self.put_all()
+                if time.monotonic() > self._swept_at + SWEEP_S:
+                    self._swept_at = time.monotonic()
+                    await self.sweep()
+            except BelljarError as error:
+                self._note_problem(error)
+            except Exception:
+                # What is wrong at one moment must not keep sessions from being put later.
+                log.exception("the store could not be looked after")
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_done else RETRY_S):
+                async with asyncio.timeout(SWEEP_S if is_done else RETRY_S):
                     await self._news.wait()
+
+    async def sweep(self) -> None:
+        """Delete from the store what nobody used for `keep_days`, and what is left of sessions that are over.
+
+        By the store's own clock: what was written last is of now.
+        """
+        standings = await self.all()
+        newest = {session_id: max(each.at for each in one.objects) for session_id, one in standings.items()}
+        before = max(newest.values(), default=0.0) - self._settings.keep_days * _DAY_S
+        for session_id, standing in standings.items():
+            if newest[session_id] >= before:
+                continue
+            if standing.is_asleep:
+                expired = self._own(end="expired")
+                if await self._soon(self._put_owner, session_id, standing.next, expired):
+                    await self._in_thread(self._tidy, session_id, standing, standing.next)
+            elif not standing.head:  # what is left is of a session that is over, or of one that was never put whole
+                await self._in_thread(self._tidy, session_id, standing, 1 << 62)
+
+    def _own(self, origin: int = 0, end: str = "") -> Owner:
+        host, tag = socket.gethostname(), self._journal.tag
+        return Owner(self.directory, self._run, host, time.time(), origin, tag, end)
 
     async def put_all(self) -> bool:
         """Put everything that waits, some at once; return False where something has to be tried again."""
@@ -460,8 +497,7 @@ class StoredSessions:
         is_ours = owned > 0 and standing.owner <= owned
         if standing.next > 1 and (is_ours or (standing.is_asleep and standing.head == abs(found.bundle))):
             number = standing.next
-            end = Owner(self.directory, self._run, socket.gethostname(), time.time(), 0, self._journal.tag, found.end)
-            if not await self._soon(self._put_owner, session_id, number, end):
+            if not await self._soon(self._put_owner, session_id, number, self._own(end=found.end)):
                 return  # somebody goes on with it at this moment
             await self._in_thread(self._tidy, session_id, standing, number)
         self.records.change(session_id, found, bundle=0, owned=0)
@@ -497,13 +533,8 @@ class StoredSessions:
 
     async def _check(self) -> None:
         if not self._is_checked:
-            await self._soon(self._check_key)
+            await self._soon(check_key, self.store, self._sealer)
             self._is_checked = True
-
-    def _check_key(self) -> None:
-        mark = b"".join(self._sealer.seal(MARK, [b"belljar"]))
-        if not self.store.put_new(MARK, mark):
-            b"".join(self._sealer.open(MARK, self.store.read(MARK, _MOST_SMALL_BYTES))[1])
 
     def _note_problem(self, error: BelljarError) -> None:
         if error.message != self.problem:
@@ -535,8 +566,13 @@ class StoredSessions:
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget_task)
         return task
+
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone, and then asyncio would log it
 
     async def _in_thread(self, work: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *values)
@@ -632,6 +668,60 @@ class StoredSessions:
             run = path.name.removeprefix(BRINGING).rpartition("-")[0]
             if not self._is_anothers(run):
                 remove_tree(path)
+
+
+def open_stored(settings: Settings, folder: Path, journal: Journal, run: str) -> StoredSessions:
+    """Return the sessions of a data directory in the store that the settings name; `run` is the server's name."""
+    return StoredSessions(*_sealed_store(settings), settings, folder, journal, run)
+
+
+def _sealed_store(settings: Settings) -> tuple[Store, Sealer]:
+    if not settings.store_key.get_secret_value():
+        raise SettingsError(
+            f"store is {settings.store}, and there is no store_key to encrypt what is put there",
+            hint=f"Set {variable('store_key')} for all servers of the store, to what `openssl rand -base64 32` prints",
+        )
+    place = Path(unquote(urlsplit(settings.store).path)).resolve() if settings.store.startswith("file:") else None
+    for name, shown in settings.folders.items():
+        folder = Path(shown.path).resolve()
+        if place is not None and (place.is_relative_to(folder) or folder.is_relative_to(place)):
+            raise SettingsError(
+                f"store is {settings.store}, and folders.{name} shows {folder} to sessions",
+                hint="Keep the store where no session sees it: put it, or that folder, elsewhere",
+            )
+    return open_store(settings.store), Sealer(settings.store_key.get_secret_value())
+
+
+def check_key(store: Store, sealer: Sealer) -> None:
+    """Refuse a store of another key or a later version; the first server that looks leaves its mark there."""
+    mark = b"".join(sealer.seal(MARK, [b"belljar"]))
+    if not store.put_new(MARK, mark):
+        b"".join(sealer.open(MARK, store.read(MARK, _MOST_SMALL_BYTES))[1])
+
+
+def try_store(settings: Settings) -> str:
+    """Write, claim twice, list, read and delete an object of the store; return how that went, or raise why it did not.
+
+    Blocks.
+    """
+    store, sealer = _sealed_store(settings)
+    check_key(store, sealer)
+    name, began = f"tried/{secrets.token_hex(8)}", time.monotonic()
+    try:
+        is_made, is_made_again = store.put_new(name, b"tried"), store.put_new(name, b"again")
+        content = b"".join(store.read(name, _MOST_SMALL_BYTES))
+        is_listed = name in {each.name for each in store.list("tried")}
+    finally:
+        store.delete([name])
+    took_ms = 1000 * (time.monotonic() - began)
+    if not is_made or is_made_again or content != b"tried":
+        raise StoreFailed(
+            f"the store {store.url} let an object be made twice, so two servers could wake one session",
+            hint="Use a store with conditional writes: S3, Google Cloud Storage, Azure, or a folder",
+        )
+    if not is_listed:
+        raise StoreFailed(f"the store {store.url} does not list what was just written to it")
+    return f"{store.url}: written, claimed once of two, listed, read and deleted in {took_ms:.0f} ms"
 
 
 class _Put:

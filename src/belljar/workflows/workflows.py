@@ -428,13 +428,22 @@ class Workflows:
             try:
                 self._records.settle()
                 for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
-                    if not self._is_driven(record):
+                    if not self._is_driven(record) and await self._is_ours(record):
                         self._take_safely(record)
                 self._records.forget_ended(time.time() - self._settings.keep_days * DAY_S)
             except Exception:
                 # What is wrong with one look must not end all later ones.
                 log.exception("runs of others could not be looked at")
             await asyncio.sleep(LOOK_S)
+
+    async def _is_ours(self, record: RunRecord) -> bool:
+        """Return whether a run may go on here: with a store, another server may have gone on with its session."""
+        if not record.session_id:
+            return True
+        try:
+            return await self._sessions.own(record.session_id, record.principal)
+        except BelljarError:
+            return False
 
     def _take_safely(self, record: RunRecord) -> None:
         if record.server and record.tries >= MAX_TRIES:
