@@ -39,8 +39,7 @@ async def test_a_session_moves_through_a_bucket_and_back(
     default_environment: Environment, tmp_path: Path, bucket: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        chosen = {"store": bucket}
-        opened = [server(default_environment, tmp_path / name, tmp_path / "none", **chosen) for name in ("one", "two")]
+        opened = [server(default_environment, tmp_path / name, bucket) for name in ("one", "two")]
         (one, caller), (other, elsewhere) = [await stack.enter_async_context(each) for each in opened]
         made = await caller.execute(MAKE + "\nimport os\nnoise = os.urandom(12_000_000)")
         await put(one)

@@ -146,6 +146,7 @@ class RowsEntry:
         self._waiting: list[Row] = []
         self._waiting_bytes = 0
         self._connection = sqlite3.connect(journal, isolation_level=None, timeout=LAST_BUSY_S, check_same_thread=False)
+        self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def close(self) -> None:
         """Close the file; what is not finished stays recorded as gone."""

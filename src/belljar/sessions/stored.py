@@ -654,8 +654,9 @@ class StoredSessions:
             with unpacking(place) as target:
                 plain = decompressed(content, str(told.get("compression")), head.size_bytes)
                 unpack(plain, target, entry.add)
-                remove_tree(self._folder / session_id)
-                target.rename(self._folder / session_id)
+                if (folder := self._folder / session_id).exists():
+                    remove_tree(folder)
+                target.rename(folder)
             entry.finish(number, owned)
         except ObjectMissing as error:
             raise BundleRefused(f"bundle {number} of session {session_id} is missing in the store") from error
