@@ -160,6 +160,7 @@ async def test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_n
         f"/console/sessions/{ran.session_id}/timeline",
         f"/console/executions/{ran.execution_id}",
         "/console/inbox",
+        "/console/workflows",
         "/console/decisions",
         "/console/health",
         "/console/nowhere",
