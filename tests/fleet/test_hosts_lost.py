@@ -4,9 +4,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
-from calls import held
+from calls import Caller, held
 from hosts import Hosts, both, in_thread, two_hosts
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 from workers import KEYS
 
 from belljar.environments import Environment
@@ -146,5 +149,25 @@ async def test_a_full_machine_has_others_make_new_sessions(default_environment: 
             where = [(hosts.data_directory(1) / "sessions" / session).exists() for session in made]
             assert where == [True, False, False]
             assert (await one.execute("6 * 7", made[2])).result == "42"
+    finally:
+        hosts.close()
+
+
+async def test_names_that_one_machine_allows_are_checked_at_its_own_door_only(
+    default_environment: Environment, tmp_path: Path
+):
+    hosts = Hosts(default_environment, tmp_path)
+    named = {"host": "here.example"}
+    try:
+        hosts.start(1, BELLJAR_ALLOWED_HOSTS="here.example")
+        hosts.start(2)
+        hosts.see_each_other(1, 2)
+        async with hosts.client(2) as two, httpx2.AsyncClient(headers=named, timeout=60) as http:
+            theirs = await hosts.session_of(two, 2)
+            async with Client(streamable_http_client(f"{hosts.urls[1]}/mcp", http_client=http)) as client:
+                assert (await Caller(client).execute("6 * 7", theirs)).result == "42"
+            assert (await http.get(f"{hosts.urls[2]}/mcp")).status_code == 421
+            foreign = await http.get(f"{hosts.urls[1]}/mcp", headers={"host": "evil.example"})
+            assert foreign.status_code == 421
     finally:
         hosts.close()

@@ -206,8 +206,11 @@ def build_app(
     Routes that a server declares itself (`custom_route`) are left out, because they would ask for no credentials.
     """
     auth = build_auth(settings)
+    security = transport_security(settings)
+    # What another server passes on was checked at its door, where other names may be allowed than at ours.
+    inner = TransportSecuritySettings(enable_dns_rebinding_protection=False) if placement else security
     managers = {
-        id(server): _session_manager(server, settings, placement.mark if placement else "")
+        id(server): _session_manager(server, settings, inner, placement.mark if placement else "")
         for server in servers.values()
     }
     routes = [Route("/health", health, methods=["GET"])]
@@ -221,7 +224,8 @@ def build_app(
     for path, server in servers.items():
         endpoint: ASGIApp = StreamableHTTPASGIApp(managers[id(server)])
         endpoint = parts.wrap_server(path, endpoint) if parts is not None else endpoint
-        endpoint = placement.wrap(path, endpoint, managers[id(server)]) if placement is not None else endpoint
+        if placement is not None:
+            endpoint = HostCheckMiddleware(placement.wrap(path, endpoint, managers[id(server)]), security)
         endpoint = shares.limit(endpoint) if auth else endpoint
         routes.append(Route(path, CountedRefusals(auth.require_credentials(endpoint) if auth else endpoint)))
     if auth:
@@ -261,7 +265,9 @@ def most_request_bytes(settings: Settings) -> int:
     return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
 
 
-def _session_manager(server: MCPServer[Any], settings: Settings, mark: str) -> SessionManager:
+def _session_manager(
+    server: MCPServer[Any], settings: Settings, security: TransportSecuritySettings, mark: str
+) -> SessionManager:
     # The SDK has its session manager, and with it the inner server, only once it has made an app. Ours has several
     # servers, so the SDK's app is dropped.
     # `json_response` and `stateless` stay off: they break progress and cancellation.
@@ -270,7 +276,7 @@ def _session_manager(server: MCPServer[Any], settings: Settings, mark: str) -> S
         mark,
         app=server.session_manager.app,
         max_request_body_size=most_request_bytes(settings),
-        security_settings=transport_security(settings),
+        security_settings=security,
     )
 
 
