@@ -65,7 +65,7 @@ _OF_BROWSERS: Final = ("/console", "/api/v1/", "/frames/")
 _COOKIE: Final = re.compile(r"(?:__Host-)?belljar-[0-9]+=([^;]+)")
 _ENTER: Final = "/console/enter"
 _SESSION_HEADER: Final = b"mcp-session-id"
-_NEW_SESSION: Final = ("execute_code", "new_session", "install_dependencies")
+_NEW_SESSION: Final = ("execute_code", "new_session", "install_dependencies", "run_workflow")
 _OF_CURRENT_SESSION: Final = ("exec", "list_files", "download_file", "new_session")
 _AZURE_MCP: Final = "azure-mcp"
 _EXECUTOR: Final = "executor"
@@ -326,7 +326,8 @@ class Router:
             case "tools/call":
                 return self._named_by_call(params, session)
             case "tasks/get" | "tasks/update" | "tasks/cancel" if not session:  # 2025's protocol has none
-                return Named(id=_text(params.get("taskId")))
+                # That of a run has a time behind the run's id.
+                return Named(id=_text(params.get("taskId")).partition("-")[0])
             case "resources/read" | "resources/subscribe" | "resources/unsubscribe":
                 scheme, _, rest = _text(params.get("uri")).partition("://")
                 is_ours = scheme in ("kernel", "execution", "session", "run")
