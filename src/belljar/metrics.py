@@ -130,6 +130,7 @@ fleet_relays = Counter(
     "belljar_fleet_relays", "Requests passed on to another worker or machine", ("to",), ("worker", "host")
 )
 fleet_losses = Counter("belljar_fleet_losses", "Machines that were given up")
+fleet_moves = Counter("belljar_fleet_moves", "Sessions of lost machines that went on here, from the store")
 fleet_held = Counter("belljar_fleet_held", "Requests that waited for a server that was away")
 
 COUNTERS: Final = (
@@ -146,6 +147,7 @@ COUNTERS: Final = (
     fleet_placements,
     fleet_relays,
     fleet_losses,
+    fleet_moves,
     fleet_held,
 )
 HISTOGRAMS: Final = (tool_calls, execution_queue, execution_wall, kernel_starts)

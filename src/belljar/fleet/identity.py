@@ -63,7 +63,7 @@ class About(BaseModel, extra="ignore", frozen=True):
     """The letters with which its ids begin."""
     name: _Short
     """Of its folder below `runs`, which is another one after each start."""
-    state: Annotated[str, StringConstraints(pattern="^(ready|draining|left)$")]
+    state: Annotated[str, StringConstraints(pattern="^(ready|draining)$")]
     version: _Short
     digest: _Short = ""
     """Of its settings and its policy."""

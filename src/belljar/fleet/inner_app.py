@@ -87,6 +87,7 @@ class InnerApp:
         own.append(Route("/fleet/settings", self._settings))
         own.append(Route("/fleet/status", self._status))
         own.append(Route("/fleet/drain", self._drain, methods=["POST"]))
+        own.append(Route("/fleet/goodbye", self._goodbye, methods=["POST"]))
         self._app = AuthContextMiddleware(
             Starlette(routes=[*own, *(exact(Route(path, app)) for path, app in apps.items())])
         )
@@ -149,6 +150,10 @@ class InnerApp:
             return JSONResponse({"state": "unknown" if peer is None else "silent"}, status_code=404)
         return Response(answer, media_type="application/json")
 
+    async def _goodbye(self, request: Request) -> Response:
+        self._peers.hear_goodbye(request.query_params.get("id", ""))
+        return JSONResponse(True)
+
     async def _has(self, request: Request) -> Response:
         return JSONResponse(has(self._runtime, current_principal(), **request.query_params))
 
@@ -164,11 +169,16 @@ class InnerApp:
 
 
 def has(runtime: Runtime, principal: str, **named: str) -> bool:
-    """Return whether this server has what is named: an `id`, a `name` or a `key` of this principal's."""
+    """Return whether this server has what is named: an `id`, a `name` or a `key` of this principal's; or `live`, an
+    open session.
+    """
     sessions, journal = runtime.sessions, runtime.sessions.journal
+    if live := named.get("live"):
+        return sessions.find_open(live) is not None
     wanted = named.get("id", "")
     if wanted and wanted.isascii() and len(wanted) <= _ID_CHARS:
-        is_session = sessions.find_open(wanted) is not None or sessions.records.find(wanted) is not None
+        record = sessions.records.find(wanted)
+        is_session = sessions.find_open(wanted) is not None or (record is not None and record.state != "gone")
         is_known = is_session or journal.find(wanted) is not None or RunRecords(journal, "").find(wanted) is not None
         return is_known or _is_running(runtime, wanted)
     if name := named.get("name"):

@@ -36,6 +36,8 @@ SILENT_S: Final = 30.0
 """After how long without a word the calls that were passed on to a server end, and one of another machine is lost."""
 GONE_PROBES: Final = 3
 """How often a machine that is listed as gone must have been silent before it is lost."""
+CUT_OFF_S: Final = 5.0
+"""After how long without a word from others, or standing still, this server may have been given up."""
 _WAIT_LOOK_S: Final = 0.2
 _ASK_S: Final = 2.0
 _LOOK_WAIT_S: Final = 0.5
@@ -80,6 +82,8 @@ class Peer:
     """How often it did not answer since then."""
     is_gone: bool = False
     """Whether the list of machines says that it is dead."""
+    has_left: bool = False
+    """Whether it has said that it ends in order."""
     is_listed: bool = True
     refusal: str = ""
     """Why nothing is passed on to it; empty where it may be."""
@@ -128,7 +132,7 @@ class Peer:
             return "refused"
         if self.about is None:
             return "lost" if self.is_lost else "starting"
-        if self.about.state == "left":
+        if self.has_left:
             return "left"
         if self.is_lost:
             return "lost"
@@ -157,6 +161,8 @@ class Peer:
             # Where a server of ours was before, it is away, whoever has its address meanwhile.
             self.refusal = self.refusal if self.about else refusal
             return
+        if self.about is None or about.name != self.about.name:
+            self.has_left = False
         self.about, self.sessions, self.room = about, about.sessions, about.room
         self.heard_at, self.misses = time.monotonic(), 0
 
@@ -231,6 +237,9 @@ class Peers:
         self._found: OrderedDict[tuple[str, ...], str] = OrderedDict()
         """The id of the server that has what was asked for before."""
         self._unknown: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._ticked_at = self._started_at
+        self._frozen_at = 0.0
+        """When it was noticed last that this process had stood still."""
         self._asking: dict[Peer, asyncio.Task[None]] = {}
         """The questions to servers that are under way."""
         self._looking = asyncio.Lock()
@@ -399,6 +408,9 @@ class Peers:
 
     async def _watch(self) -> None:
         while True:
+            if time.monotonic() - self._ticked_at > CUT_OFF_S:
+                self._frozen_at = time.monotonic()
+            self._ticked_at = time.monotonic()
             await self.look()
             await asyncio.sleep(LOOK_S)
 
@@ -435,6 +447,43 @@ class Peers:
     def is_over(self, id_: str) -> bool:
         """Return whether a server is not waited for any more."""
         return self.state_of(id_) in ("lost", "left")
+
+    def silent_for(self, id_: str) -> float:
+        """Return for how many seconds a server has said nothing."""
+        peer = self._known.get(id_)
+        return time.monotonic() - peer.heard_at if peer is not None else 0.0
+
+    def was_cut_off(self, since: float) -> bool:
+        """Return whether others may have given this server up: it was frozen since then, or it hears nobody."""
+        now = time.monotonic()
+        if now - self._ticked_at > CUT_OFF_S:
+            self._frozen_at = now
+        is_alone = bool(self.hosts) and not any(peer.is_host for peer in self.ready.values())
+        return self._frozen_at > since or (is_alone and now - self._heard_at() > CUT_OFF_S)
+
+    def _heard_at(self) -> float:
+        """Return when a server of another machine was heard last."""
+        heard = (host.heard_at for host in self.hosts.values() if host.about is not None and host.refusal != _SELF)
+        return max(heard, default=self._started_at)
+
+    async def live_at(self, id_: str, caller: Headers) -> str:
+        """Return the id of the server that has a session open; empty where none that answers does."""
+        question = f"/fleet/has?{urlencode({'live': id_})}"
+        peers = [*self.ready.values()]
+        answers = await asyncio.gather(*(peer.ask(question, caller) for peer in peers))
+        return next((peer.id for peer, answer in zip(peers, answers, strict=True) if answer == b"true"), "")
+
+    async def say_goodbye(self) -> None:
+        """Tell the others that this server ends in order, and that its sessions are in the store."""
+        peers = [*self.ready.values()]
+        question = f"/fleet/goodbye?{urlencode({'id': self.own.id})}"
+        await asyncio.gather(*(peer.ask(question, method="POST") for peer in peers))
+
+    def hear_goodbye(self, id_: str) -> None:
+        """Note that a server has ended in order."""
+        if (peer := self._known.get(id_)) is not None:
+            peer.has_left = True
+            self._sort()
 
     async def awaited(self, id_: str) -> Peer:
         """Return a server that may be away for a moment; raise `Busy` if it does not come back in time."""

@@ -42,7 +42,7 @@ from belljar.fleet.inner_app import (
     open_inner_app,
 )
 from belljar.fleet.legacy_calls import LegacyCalls
-from belljar.fleet.losses import Losses
+from belljar.fleet.losses import Losses, ToolHold
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peers import Own, Peer, Peers, mark_of
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
@@ -105,7 +105,10 @@ class Fleet:
             self.peers = Peers(own, Addresses(settings), self._key, verifying)
         else:
             self.peers = Peers(own)
-        self.losses = Losses(self.peers)
+        self.losses = Losses(self.peers, runtime.sessions, settings.drain_s)
+        if self._key is not None and runtime.sessions.stored is not None:
+            hold = ToolHold(runtime.sessions.find_open, self.losses.make_sure)
+            runtime.plugins.add("fleet", hold)
         self._apps: dict[str, ASGIApp] = {}
         self._socket = data_directory / "runs" / runtime.name / FLEET_SOCKET
 
@@ -139,6 +142,8 @@ class Fleet:
                 yield
             finally:
                 sessions.list_others = None
+                if self._key is not None and sessions.stored is not None:
+                    await self.peers.say_goodbye()
 
     @asynccontextmanager
     async def _keeping_sessions_away(self) -> AsyncGenerator[None]:
@@ -302,16 +307,26 @@ class Router:
         server = peers.id_of_tag(id_[:TAG_LETTERS]) if has_id_form(id_) else ""
         if server == peers.own.id and not peers.has_hosts:
             return server
+        sessions, losses = self._fleet.runtime.sessions, self._fleet.losses
         if server and not peers.is_over(server) and server != peers.own.id:
-            may_be_here = peers.has_hosts or bool(self._fleet.runtime.settings.store)
-            return peers.own.id if may_be_here and has(self._fleet.runtime, principal, id=id_) else server
-        # Ids of earlier versions begin anyhow, and what a machine had that is gone may go on elsewhere.
+            may_be_here = peers.has_hosts or sessions.stored is not None
+            if not (may_be_here and has(self._fleet.runtime, principal, id=id_)):
+                return server
+        # Ids of earlier versions begin anyhow, and with a store what was here may be open elsewhere.
+        if (session := sessions.find_open(id_)) is not None and await losses.make_sure(session):
+            return peers.own.id
+        if sessions.stored is not None and sessions.records.find(id_) is None and has(self._fleet.runtime, "", id=id_):
+            return peers.own.id  # an execution, or a run
+        await losses.check_asleep(id_)
+        if sessions.stored is not None and (at := await peers.live_at(id_, caller_headers())):
+            return at
         found = await self._holder(principal, id=id_)
-        if found or not peers.is_over(server):
+        if found not in ("", peers.own.id):
             return found
-        # One server remembers who was told, the same at every server.
-        if (heir := peers.elected(id_)) == peers.own.id:
-            self._fleet.losses.tell(principal, id_, server)
+        # One server remembers who was told of a loss, the same at every server.
+        heir = peers.elected(id_) if not found and peers.is_over(server) else peers.own.id
+        if heir == peers.own.id:
+            await losses.settle(principal, id_, server)
         return heir
 
     async def _holder(self, principal: str, **named: str) -> str:

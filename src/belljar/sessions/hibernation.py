@@ -79,6 +79,8 @@ class SavedStateLoader:
     def __init__(self, folders: SessionFolders, entry: SessionRecord) -> None:
         self._folders = folders
         self._entry = entry
+        self.is_rewound = False
+        """Whether it was awake since at a server that was lost, and what ran there is not in it."""
 
     async def prepare(self) -> None:
         """Give its files to its new user."""
@@ -99,10 +101,13 @@ class SavedStateLoader:
             report = await _run_bounded(kernel, loading, LOAD_S) or StateReport()
             (folders.scratch / NAME).unlink(missing_ok=True)
         fact = f"The session was asleep on disk ({entry.end}) and is awake again"
+        if self.is_rewound:
+            fact = f"The machine of this session was lost, and it is as it was when it last fell asleep ({entry.end})"
         missing = [name for name in entry.variables if name not in report.kept]
         if not missing and not report.lost:
             if has_state:
-                return StateLossNotice((), f"{fact}: files and variables are back", state="kept")
+                state = "rewound" if self.is_rewound else "kept"
+                return StateLossNotice((), f"{fact}: files and variables are back", state=state)
             return StateLossNotice((), f"{fact}, with a fresh kernel: imports and variables are gone, files are kept")
         reasons = [*entry.unkept, *map(loss_text, report.lost)]
         not_kept = [

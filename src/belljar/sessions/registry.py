@@ -399,7 +399,10 @@ class Registry:
         if self.stored is not None and session_id not in self._sessions:
             make_room = partial(self._make_room_now, principal)
             await self.stored.bring(session_id, principal, make_room, after_loss=True)
-        return self.get(session_id, principal)
+        session = self.get(session_id, principal)
+        if (waking := session.session_kernel.waking) is not None:
+            waking.is_rewound = True
+        return session
 
     async def own(self, session_id: str, principal: str) -> bool:
         """Return whether a session may go on here, and see that no other server of the store goes on with it."""
