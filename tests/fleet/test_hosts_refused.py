@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -225,10 +226,32 @@ async def test_clocks_that_are_apart_are_told(
             with anyio.fail_after(20):
                 while not peers.hosts or not (host := next(iter(peers.hosts.values()))).refusal:
                     await peers.look()
-            assert host.refusal == "the clocks of two machines are 600 s apart. Set them by NTP"
+            assert re.fullmatch(r"the clocks of two machines are (599|600) s apart. Set them by NTP", host.refusal)
     finally:
         monkeypatch.undo()
         hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (
+            {"BELLJAR_FLEET_ADDRESS": "203.0.113.9:8100", "BELLJAR_TRUST_NETWORK": "true"},
+            "fleet_address is 203.0.113.9:8100, and cannot listen on",
+        ),
+        ({"BELLJAR_SANDBOX": "process"}, "cannot be used in a fleet"),
+        ({"BELLJAR_FLEET_KEY": "short"}, "it has 5 bytes"),
+    ],
+)
+def test_a_server_that_can_be_no_machine_of_a_fleet_does_not_start_and_says_why(
+    default_environment: Environment, tmp_path: Path, chosen: dict[str, str], said: str
+):
+    hosts = Hosts(default_environment, tmp_path)
+    with pytest.raises(AssertionError) as ended:
+        hosts.start(1, **chosen)
+    assert said in str(ended.value)
+    assert "hint: " in str(ended.value)
+    assert "Traceback" not in str(ended.value)
 
 
 async def test_machines_with_another_key_or_other_settings_serve_alone_and_say_so(

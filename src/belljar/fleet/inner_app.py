@@ -8,6 +8,7 @@ by the same apps that clients reach, behind the router: a request may be passed 
 import asyncio
 import logging
 import os
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -29,7 +30,6 @@ from belljar.fleet.assertions import ASSERTION, PROOF, ClocksApart, FleetKey, Un
 from belljar.fleet.identity import About, about
 from belljar.fleet.peers import Peers
 from belljar.fleet.relay import Headers, target_of
-from belljar.http.app import open_listener
 from belljar.http.auth.principals import WITHHELD, current_principal
 from belljar.http.health import exact
 from belljar.http.server_socket import answering, open_socket, speaker_api
@@ -246,23 +246,22 @@ class AssertedApp:
 
 @asynccontextmanager
 async def open_asserted_app(
-    runtime: Runtime, host: str, port: int, app: InnerApp, key: FleetKey, tls: ssl.SSLContext | None
+    runtime: Runtime, listener: socket.socket, app: InnerApp, key: FleetKey, tls: ssl.SSLContext | None
 ) -> AsyncGenerator[None]:
-    """Answer the servers of other machines at this address, until the block ends."""
+    """Answer the servers of other machines on this listener, until the block ends."""
     opened: list[AttachmentApi] = []
 
     def make() -> ASGIApp:
         return AssertedApp(app, speaker_api(runtime, opened), key, runtime.sessions.journal.tag)
 
     loop = asyncio.get_running_loop()
-    with await open_listener(host, port) as listener:
-        try:
-            async with answering(make, most=runtime.settings.max_connections) as protocol:
-                server = await loop.create_server(protocol, sock=listener, ssl=tls)
-                try:
-                    yield
-                finally:
-                    server.close()
-        finally:
-            for attachments in opened:
-                await attachments.aclose()
+    try:
+        async with answering(make, most=runtime.settings.max_connections) as protocol:
+            server = await loop.create_server(protocol, sock=listener, ssl=tls)
+            try:
+                yield
+            finally:
+                server.close()
+    finally:
+        for attachments in opened:
+            await attachments.aclose()

@@ -8,6 +8,7 @@ another caller's id is that to an unknown one, at whichever server it comes from
 import asyncio
 import json
 import re
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +27,7 @@ from belljar import metrics
 from belljar.distribution import own_version
 from belljar.egress.rules import reserve_for_fleet
 from belljar.engine.contract import Engine
-from belljar.errors import BelljarError, Busy
+from belljar.errors import BelljarError, Busy, SettingsError
 from belljar.fleet.addresses import Addresses, check_fleet, numbers_of
 from belljar.fleet.assertions import ASSERTION, FleetKey
 from belljar.fleet.identity import room_of, settings_digests, whole_digest
@@ -46,7 +47,7 @@ from belljar.fleet.losses import Losses, ToolHold
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peers import Own, Peer, Peers, mark_of
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
-from belljar.http.app import most_request_bytes, parse_bind
+from belljar.http.app import most_request_bytes, open_listener, parse_bind
 from belljar.http.auth import current_principal
 from belljar.http.resumable_streams import LARGE_BYTES, SessionManager
 from belljar.http.tls import tls_context
@@ -110,6 +111,7 @@ class Fleet:
             hold = ToolHold(runtime.sessions.find_open, self.losses.make_sure)
             runtime.plugins.add("fleet", hold)
         self._apps: dict[str, ASGIApp] = {}
+        self._listener: socket.socket | None = None
         self._socket = data_directory / "runs" / runtime.name / FLEET_SOCKET
 
     def wrap(self, path: str, app: ASGIApp, manager: SessionManager | None = None) -> ASGIApp:
@@ -119,20 +121,35 @@ class Fleet:
         return routed
 
     @asynccontextmanager
+    async def bound(self) -> AsyncGenerator[None]:
+        """Take the address at which other machines ask."""
+        if self._key is None:
+            yield
+            return
+        address = self.runtime.settings.fleet_address
+        host, first = parse_bind(address)
+        try:
+            listener = await open_listener(host, first + self._number() - 1)
+        except SettingsError as error:
+            raise SettingsError(
+                f"fleet_address is {address}, and {error.message[0].lower()}{error.message[1:]}",
+                hint="Name an address of this machine, and a port that is free, as are those after it for its workers",
+            ) from error
+        with listener as self._listener:
+            yield
+
+    @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Answer the other servers, and know how they are, until the block ends."""
         sessions, settings = self.runtime.sessions, self.runtime.settings
         async with AsyncExitStack() as stack:
-            numbers, host, first = self._numbers(), "", 0
-            if self._key is not None:
-                host, first = parse_bind(settings.fleet_address)
-            ports = [first + number - 1 for number in numbers if self._key is not None]
+            first = parse_bind(settings.fleet_address)[1] if self._key is not None else 0
+            ports = [first + number - 1 for number in self._numbers()] if first else []
             app = InnerApp(self.runtime, self.peers, self._apps, ports)
             await stack.enter_async_context(open_inner_app(self.runtime, self._socket, app))
-            if self._key is not None:
-                port = first + self._number() - 1
-                listener = open_asserted_app(self.runtime, host, port, app, self._key, self._tls)
-                await stack.enter_async_context(listener)
+            if self._key is not None and self._listener is not None:
+                inner = open_asserted_app(self.runtime, self._listener, app, self._key, self._tls)
+                await stack.enter_async_context(inner)
             await stack.enter_async_context(self.peers.watching())
             if self._key is not None:
                 await stack.enter_async_context(self._keeping_sessions_away())

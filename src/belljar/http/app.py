@@ -178,6 +178,10 @@ class Placement(Protocol):
         """Return the app at a path with a router before it."""
         ...
 
+    def bound(self) -> AbstractAsyncContextManager[None]:
+        """Take the address at which other machines ask, or raise SettingsError."""
+        ...
+
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Answer the other servers until the block ends."""
         ...
@@ -250,6 +254,8 @@ def build_app(
     async def running(_: Starlette) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(lifespan())
+            if placement is not None:
+                await stack.enter_async_context(placement.bound())
             for manager in managers.values():
                 await stack.enter_async_context(manager.run())
             if placement is not None:
