@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from workers import KEYS
 
+from belljar import ipc
 from belljar.environments import Environment
 from serving_process import COLD, http_server, serve_over_http, variables
 from waiting import until_blocking
@@ -147,7 +148,10 @@ class Hosts:
 
 def _ask(data_directory: Path, path: str) -> bytes:
     (found,) = data_directory.glob("runs/*/fleet.sock")
-    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(found)), base_url="http://belljar") as client:
+    with (
+        ipc.reachable(found) as address,
+        httpx2.Client(transport=httpx2.HTTPTransport(uds=address), base_url="http://belljar") as client,
+    ):
         return client.get(path).content
 
 
