@@ -16,7 +16,7 @@ from workers import KEYS, Workers
 from belljar.control import ask_sessions
 from belljar.engine.contract import Access
 from belljar.engine.many import servers_of
-from belljar.servers import FLEET_HEADERS
+from belljar.request_headers import FLEET_HEADERS
 from waiting import until
 
 pytestmark = pytest.mark.anyio

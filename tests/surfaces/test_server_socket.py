@@ -18,8 +18,9 @@ from belljar.engine.many import servers_of
 from belljar.engine.remote import RemoteEngine, ServerGone
 from belljar.environments import Environment
 from belljar.errors import EngineError, FileMissing, InvalidPath
+from belljar.request_headers import SPEAKER_HEADERS
 from belljar.runtime import Runtime
-from belljar.servers import HTTP_SOCKET, SPEAKER_HEADERS
+from belljar.servers import HTTP_SOCKET
 from live_server import live_server
 from waiting import until
 

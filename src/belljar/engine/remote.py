@@ -33,7 +33,7 @@ from belljar.errors import (
     named_error,
 )
 from belljar.models import Model
-from belljar.servers import SPEAKER_HEADERS
+from belljar.request_headers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0
 _VERSIONS: Final = "Servers and commands of one data directory are best of one version: restart the older ones"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from belljar.errors import EngineError
-from belljar.servers import ASSERTION_HEADER, FLEET_HEADERS, SPEAKER_HEADERS
+from belljar.request_headers import ASSERTION_HEADER, FLEET_HEADERS, SPEAKER_HEADERS
 
 Headers = list[tuple[bytes, bytes]]
 ASSERTION: Final = ASSERTION_HEADER.lower().encode()

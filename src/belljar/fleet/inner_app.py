@@ -35,8 +35,8 @@ from belljar.http.health import exact
 from belljar.http.server_socket import answering, open_socket, speaker_api
 from belljar.journal.run_records import RunRecords
 from belljar.mcp.execution_wait import passed_on
+from belljar.request_headers import CALLER_HEADER, HOPS_HEADER, PRINCIPAL_HEADER, SCHEME_HEADER
 from belljar.runtime import Runtime
-from belljar.servers import CALLER_HEADER, HOPS_HEADER, PRINCIPAL_HEADER, SCHEME_HEADER
 from belljar.sessions.identified import IdentifierRecords
 
 CALLER: Final = CALLER_HEADER.lower().encode()

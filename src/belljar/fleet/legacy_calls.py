@@ -18,7 +18,7 @@ from starlette.types import Scope, Send
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peers import Peer
 from belljar.fleet.relay import Headers, PeerAway, SessionLost, session_lost, target_of
-from belljar.servers import CALL_HEADER
+from belljar.request_headers import CALL_HEADER
 from belljar.toolbox.base import MODERN
 
 _PREFIX: Final = "carried-"

@@ -25,9 +25,9 @@ from belljar.distribution import own_version
 from belljar.http.auth import is_loopback
 from belljar.http.forwarded import FORWARDED
 from belljar.kernels.base import pid_of
+from belljar.request_headers import FLEET_HEADERS, SPEAKER_HEADERS
 from belljar.runtime import Runtime
 from belljar.sandboxes.gpus import Gpu
-from belljar.servers import FLEET_HEADERS, SPEAKER_HEADERS
 from belljar.settings import MEBIBYTE
 
 if TYPE_CHECKING:

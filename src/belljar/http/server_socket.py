@@ -17,8 +17,9 @@ from urllib.parse import unquote
 
 from belljar import ipc
 from belljar.errors import InvalidArgument
+from belljar.request_headers import NAME_HEADER, OPERATOR_HEADER, PRINCIPAL_HEADER, SPEAKER_HEADERS, VIA_HEADER
 from belljar.runtime import Runtime, open_runtime
-from belljar.servers import HTTP_SOCKET, NAME_HEADER, OPERATOR_HEADER, PRINCIPAL_HEADER, SPEAKER_HEADERS, VIA_HEADER
+from belljar.servers import HTTP_SOCKET
 from belljar.settings import Settings
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from starlette.requests import Request
 from belljar.executions.execution import Execution
 from belljar.questions.models import Question, QuestionReply
 from belljar.questions.schema import CONSENT
-from belljar.servers import CALL_HEADER
+from belljar.request_headers import CALL_HEADER
 from belljar.toolbox.base import MODERN
 
 PROGRESS_INTERVAL_S = 0.25
