@@ -19,7 +19,8 @@ from belljar.errors import Busy
 from belljar.fleet import assertions
 from belljar.fleet.addresses import Addresses
 from belljar.fleet.assertions import ASSERTION, PROOF, FleetKey
-from belljar.fleet.peers import Own, Peers
+from belljar.fleet.peer import Own
+from belljar.fleet.peers import Peers
 from waiting import until_blocking
 
 pytestmark = pytest.mark.anyio

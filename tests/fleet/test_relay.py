@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.fleet.peers import Peer
+from belljar.fleet.peer import Peer
 from belljar.fleet.relay import Connections, PeerAway, SessionLost, relay
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.types import Scope, Send
 
 from belljar.fleet.messages import answer_to, data_of, event_of
-from belljar.fleet.peers import Peer
+from belljar.fleet.peer import Peer
 from belljar.fleet.relay import Headers, PeerAway, SessionLost, session_lost, target_of
 from belljar.request_headers import CALL_HEADER
 from belljar.toolbox.base import MODERN

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 from belljar import metrics
 from belljar.errors import BelljarError, Busy
 from belljar.facts import ToolCallFacts, Verdict, hookimpl
-from belljar.fleet.peers import SILENT_S, Peers
+from belljar.fleet.peer import SILENT_S
+from belljar.fleet.peers import Peers
 from belljar.fleet.relay import SessionLost
 from belljar.journal.journal import has_id_form
 from belljar.sessions.registry import Registry

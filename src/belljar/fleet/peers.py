@@ -1,9 +1,8 @@
-"""The other servers: where they are, which of them answer, what they have, how much room they have.
+"""The other servers: which there are, which of them answer, who of them has what is asked for or room for more.
 
 Those of the same machine, a data directory and those in its folder `workers`, are reached by a socket in the folder of
 each below `runs`; those of other machines by the addresses of `fleet_peers`. Apart from that they are the same. All are
-asked once a second how they are, and at once by whoever waits for one. A server is known by the id of its data
-directory, which it keeps when it starts again.
+asked once a second how they are, and at once by whoever waits for one.
 """
 
 import asyncio
@@ -13,196 +12,42 @@ import ssl
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 from belljar import metrics
 from belljar.engine.contract import Engine
-from belljar.errors import BelljarError, Busy
+from belljar.errors import Busy
 from belljar.fleet.addresses import Addresses, Listed
-from belljar.fleet.assertions import ASSERTION, PROOF, FleetKey
-from belljar.fleet.identity import About, difference
-from belljar.fleet.relay import Connections, Headers, Sign
+from belljar.fleet.assertions import ASSERTION, FleetKey
+from belljar.fleet.identity import About
+from belljar.fleet.peer import Own, Peer, State
+from belljar.fleet.relay import Connections, Headers
 from belljar.servers import FLEET_SOCKET, HTTP_SOCKET, WORKERS
 
 LOOK_S: Final = 1.0
 WAIT_S: Final = 10.0
 """How long a request waits for a server that is away: one that was killed starts again within two seconds."""
-SILENT_S: Final = 30.0
-"""After how long without a word the calls that were passed on to a server end, and one of another machine is lost."""
-GONE_PROBES: Final = 3
-"""How often a machine that is listed as gone must have been silent before it is lost."""
 CUT_OFF_S: Final = 5.0
 """After how long without a word from others, or standing still, this server may have been given up."""
 _WAIT_LOOK_S: Final = 0.2
-_ASK_S: Final = 2.0
 _LOOK_WAIT_S: Final = 0.5
 """How long a look waits for those that are slow to answer; their answers count when they come."""
 _PATIENCE_S: Final = 30.0
 _START_S: Final = 30.0
 """How long after our own start a server that has a folder, and was not seen yet, may still be starting."""
-_ANSWER_BYTES: Final = 4 * 1024 * 1024
-_ABOUT_BYTES: Final = 64 * 1024
 _MOST_FOUND: Final = 10_000
 _UNKNOWN_S: Final = 5.0
 """How long it is remembered that no server has an id."""
 _WANTED_S: Final = 60.0
 _FEWER: Final = 2
 """By how many sessions another server has to have fewer before a new one is made there and not here."""
-_STRANGER: Final = "another service answers there, or a server with another fleet_key"
-_SELF: Final = "this server"
-_DIFFERS: Final = "it differs in "
 _T = TypeVar("_T")
-State = Literal["starting", "ready", "draining", "away", "lost", "left", "refused"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """Another server: one of this machine at a path, or one of another machine at a URL."""
-
-    place: Path | str
-    connections: Connections
-    key: FleetKey | None = None
-    """By which a server of another machine is known; None for one of this machine."""
-    sign: Sign | None = None
-    """Signs what it is asked, likewise."""
-    tls_name: str = ""
-    """That its certificate has to be for, if not its address."""
-    about: About | None = None
-    """What it said last."""
-    heard_at: float = field(default_factory=time.monotonic)
-    """When it answered last; at first, when it was first looked for."""
-    misses: int = 0
-    """How often it did not answer since then."""
-    is_gone: bool = False
-    """Whether the list of machines says that it is dead."""
-    has_left: bool = False
-    """Whether it has said that it ends in order."""
-    is_listed: bool = True
-    refusal: str = ""
-    """Why nothing is passed on to it; empty where it may be."""
-    sessions: int = 0
-    room: int = 0
-
-    @property
-    def is_host(self) -> bool:
-        """Whether it is on another machine."""
-        return isinstance(self.place, str)
-
-    @property
-    def id(self) -> str:
-        """The id of its data directory; empty until it has answered."""
-        return self.about.id if self.about else ""
-
-    @property
-    def tag(self) -> str:
-        """The letters with which its ids begin."""
-        return self.about.tag if self.about else ""
-
-    @property
-    def name(self) -> str:
-        """The name of its folder below `runs`, which is another one after each start."""
-        return self.place.parent.name if isinstance(self.place, Path) else self.about.name if self.about else ""
-
-    @property
-    def mark(self) -> str:
-        """What begins the ids of its MCP sessions, which end with its process."""
-        return mark_of(self.name)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has been silent for so long that nobody should wait for it."""
-        return time.monotonic() - self.heard_at > SILENT_S
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it is a machine that nobody expects back soon."""
-        return self.is_host and self.misses > 0 and (self.is_silent or (self.is_gone and self.misses >= GONE_PROBES))
-
-    @property
-    def state(self) -> State:
-        """How it is."""
-        if self.refusal:
-            return "refused"
-        if self.about is None:
-            return "lost" if self.is_lost else "starting"
-        if self.has_left:
-            return "left"
-        if self.is_lost:
-            return "lost"
-        if self.misses:
-            return "away"
-        return "draining" if self.about.state == "draining" else "ready"
-
-    async def ask(self, path: str, headers: Headers | None = None, method: str = "GET") -> bytes | None:
-        """Return its answer to a question of ours; None where it has none, or does not answer."""
-        try:
-            asked = [(b"host", b"belljar"), *(headers or [])]
-            async with asyncio.timeout(_ASK_S), self.connections.ask(method, path.encode(), asked) as answer:
-                content = await answer.read(_ANSWER_BYTES)
-                return content if answer.status == 200 else None
-        except (BelljarError, TimeoutError):
-            return None
-
-    async def look(self) -> None:
-        """Ask how it is, and note what it says."""
-        refusal, about = "", None
-        with suppress(BelljarError, TimeoutError):
-            async with asyncio.timeout(_ASK_S):
-                refusal, about = await self._ask_about()
-        if about is None:
-            self.misses += 1
-            # Where a server of ours was before, it is away, whoever has its address meanwhile.
-            self.refusal = self.refusal if self.about else refusal
-            return
-        if self.about is None or about.name != self.about.name:
-            self.has_left = False
-        self.about, self.sessions, self.room = about, about.sessions, about.room
-        self.heard_at, self.misses = time.monotonic(), 0
-
-    async def _ask_about(self) -> tuple[str, About | None]:
-        """Return why a server is none of ours, or what it says of itself."""
-        target, headers = b"/fleet/about", [(b"host", b"belljar")]
-        if self.key is None:
-            async with self.connections.ask("GET", target, headers) as answer:
-                return "", About.read(await answer.read(_ABOUT_BYTES))
-        # Signed here, because what it answers has to be a proof for this very request.
-        assertion = self.key.assertion("", b"GET", target, headers)
-        async with self.connections.ask("GET", target, [*headers, (ASSERTION, assertion)]) as answer:
-            content = await answer.read(_ABOUT_BYTES)
-        if not self.key.is_proved(answer.header(PROOF), assertion, content):
-            return _STRANGER, None
-        if answer.status != 200:
-            return content.decode(errors="replace")[:200], None
-        about = About.read(content)
-        return ("" if about else "it says of itself what this version does not understand"), about
-
-
-def mark_of(name: str) -> str:
-    """Return what begins the ids of MCP sessions and of questions that a server of this name keeps in memory."""
-    return name.rpartition("-")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """This server, as it tells the others apart from itself."""
-
-    machine: Path
-    """The data directory of the first server of its machine."""
-    data_directory: Path
-    name: str
-    id: str
-    tag: str
-    version: str = ""
-    digests: dict[str, str] = field(default_factory=dict[str, str])
-    """Of its settings, by their names."""
-    digest: str = ""
 
 
 class Peers:
@@ -280,8 +125,7 @@ class Peers:
 
     async def _look_at(self, peer: Peer) -> None:
         await peer.look()
-        if peer.is_host and peer.about is not None and not peer.misses:
-            await self._judge(peer, peer.about)
+        await peer.judge(self.own)
         self._sort()
 
     def _sockets(self) -> list[Path]:
@@ -295,7 +139,7 @@ class Peers:
         wanted = {one.url: one for one in listed}
         for peer in [*self.hosts.values()]:
             # What this server is itself, and its own machine's others, are reached by sockets.
-            is_other = peer.refusal != _SELF and peer.id not in self._seen.values()
+            is_other = not peer.is_self and peer.id not in self._seen.values()
             if is_other and peer.about is not None and isinstance(peer.place, str) and peer.place in wanted:
                 for port in peer.about.ports:
                     url = f"{peer.place.rpartition(':')[0]}:{port}"
@@ -320,22 +164,6 @@ class Peers:
         connections = Connections(one.url, sign, self._tls, one.name)
         peer = Peer(one.url, connections, key, sign, one.name)
         return peer
-
-    async def _judge(self, peer: Peer, about: About) -> None:
-        """Decide whether a server of another machine may be trusted with requests."""
-        own = self.own
-        if about.id == own.id:
-            is_self = about.name == own.name
-            peer.refusal = _SELF if is_self else "it has a copy of this server's data directory"
-        elif about.version != own.version:
-            peer.refusal = f"it runs version {about.version}, and this server {own.version}"
-        elif about.digest != own.digest:
-            if not peer.refusal.startswith(_DIFFERS):  # asked once
-                peer.refusal = _DIFFERS + difference(own.digests, await peer.ask("/fleet/settings") or b"")
-        elif about.tag == own.tag:
-            peer.refusal = f"its ids begin with {about.tag} as this server's do: one of both needs a new data_directory"
-        else:
-            peer.refusal = ""
 
     def _sort(self) -> None:
         """Bring the servers in order, by what each has said last."""
@@ -373,7 +201,7 @@ class Peers:
         for url, host in self.hosts.items():
             state, why = host.state, host.refusal
             before, _ = self._told.get(url, ("starting", ""))
-            if self._told.get(url) == (state, why) or why == _SELF or host.id in self._seen.values():
+            if self._told.get(url) == (state, why) or host.is_self or host.id in self._seen.values():
                 continue
             self._told[url] = state, why
             known_as = f"{url} ({host.tag})" if host.tag else url
@@ -463,7 +291,7 @@ class Peers:
 
     def _heard_at(self) -> float:
         """Return when a server of another machine was heard last."""
-        heard = (host.heard_at for host in self.hosts.values() if host.about is not None and host.refusal != _SELF)
+        heard = (host.heard_at for host in self.hosts.values() if host.about is not None and not host.is_self)
         return max(heard, default=self._started_at)
 
     async def live_at(self, id_: str, caller: Headers) -> str:
@@ -595,7 +423,7 @@ class Peers:
             rows.append(_row(peer.about, "a worker beside it", peer.state))
             known_here.add(peer.id)
         for url, host in sorted(self.hosts.items()):
-            if host.refusal == _SELF or (host.id in known_here and not host.refusal):
+            if host.is_self or (host.id in known_here and not host.refusal):
                 continue
             since = round(time.monotonic() - host.heard_at, 1)
             rows.append(_row(host.about, url, host.state) | {"why": host.refusal, "silent_s": since})
@@ -610,7 +438,7 @@ class Peers:
 
     def states(self) -> Counter[str]:
         """Return how many servers of other machines are in each state."""
-        return Counter(host.state for host in self.hosts.values() if host.refusal != _SELF)
+        return Counter(host.state for host in self.hosts.values() if not host.is_self)
 
 
 def away() -> Busy:

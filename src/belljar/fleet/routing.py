@@ -45,7 +45,8 @@ from belljar.fleet.inner_app import (
 from belljar.fleet.legacy_calls import LegacyCalls
 from belljar.fleet.losses import Losses, ToolHold
 from belljar.fleet.messages import answer_to, data_of, event_of
-from belljar.fleet.peers import Own, Peer, Peers, mark_of
+from belljar.fleet.peer import Own, Peer, mark_of
+from belljar.fleet.peers import Peers
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
 from belljar.http.app import most_request_bytes, open_listener, parse_bind
 from belljar.http.auth import current_principal
