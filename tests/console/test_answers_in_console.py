@@ -13,7 +13,7 @@ from consoles import Place, opened_place
 
 from belljar.console.forms import form_fields, sent_values
 from belljar.environments import Environment
-from belljar.errors import InvalidArgument
+from belljar.errors import InvalidArgument, OperatorNeeded
 from belljar.questions.models import InboxQuestion
 from belljar.questions.schema import checked_values
 from waiting import until
@@ -32,6 +32,17 @@ calls = ["os.getlogin"]
 [[code]]
 decision = "ask"
 calls = ["os.getcwd"]
+
+[[code]]
+decision = "ask"
+calls = ["os.getpgrp"]
+answered_in = "console"
+
+[[tools]]
+match = "book.publish"
+when = 'arguments.text.startsWith("to all")'
+decision = "ask"
+answered_in = "console"
 
 [[tools]]
 match = "book.publish"
@@ -101,6 +112,32 @@ async def test_the_policy_judges_changed_code_again(place: Place) -> None:
         result = await place.agent.ended(question.execution_id)
         assert result.status == "rejected"
         assert re.search(r"the code that \w+ put in its place did not run", str(result.error))
+
+
+async def test_who_is_no_operator_changes_nothing_into_what_only_operators_may_allow(place: Place) -> None:
+    inbox = place.runtime.sessions.inbox
+    question = await asked(place, "import os\nos.getcwd()")
+    changed = "import os\nos.getpgrp() and 'allowed'"
+    own = {"action": "accept", "by": "eve", "where": "console"}
+    await inbox.answer(question.id, "local", edited=changed, **own)
+
+    def again() -> list[InboxQuestion]:
+        return [one for one in inbox.waiting(None) if one.execution_id == question.execution_id]
+
+    (second,) = await until(again)
+    assert second.in_console
+    with pytest.raises(OperatorNeeded):
+        await inbox.answer(second.id, "local", **own)
+    await inbox.answer(second.id, None, **own)
+    assert (await place.agent.ended(question.execution_id)).result == "'allowed'"
+    question = await asked(
+        place,
+        "from servers.book import publish\n"
+        "try: said = publish(text='to one')\nexcept Exception as error: said = error\nstr(said)",
+    )
+    assert not question.in_console
+    await inbox.answer(question.id, "local", edited=json.dumps({"text": "to all of them"}), **own)
+    assert "the arguments that eve gave" in str((await place.agent.ended(question.execution_id)).result)
 
 
 async def test_arguments_are_changed_checked_and_sent_as_they_were_allowed(place: Place) -> None:

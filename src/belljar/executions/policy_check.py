@@ -69,10 +69,13 @@ async def check_policy(
     cell: CellFacts,
     ask: Callable[[Question], Awaitable[QuestionReply | None]],
     changed_by: str = "",
+    *,
+    by_operator: bool = False,
 ) -> AllowedCode:
     """Return the code that may run, or raise `CodeRejected`. Plugins judge it before the policy does.
 
-    With `changed_by`, the code is what this person allows in place of the cell's: it is judged, and nobody asked again.
+    With `changed_by`, the code is what this person allows in place of the cell's: it is judged, and nobody asked again,
+    except an operator about what only operators may allow, unless the person is one.
     """
     verdicts = await plugins.judge_code(cell) if "judge_code" in plugins.used_hooks else []
     if any(verdict.decision == "deny" for verdict in verdicts):
@@ -95,7 +98,7 @@ async def check_policy(
         record("denied")
         whose = f"the code that {changed_by} put in its place" if changed_by else "the code"
         raise CodeRejected(f"{whose} did not run: {_reasons('deny', inspection, verdicts)}", hint=HINT)
-    if "ask" in decisions and changed_by:
+    if "ask" in decisions and changed_by and (by_operator or not inspection.in_console):
         record("approved")
     elif "ask" in decisions:
         reasons = _reasons("ask", inspection, verdicts)
@@ -104,7 +107,8 @@ async def check_policy(
         reply = await ask(Question(text, is_ours=True, in_console=inspection.in_console, about=about))
         is_approved = reply is not None and reply.action == "accept"
         if reply is not None and is_approved and reply.edited:
-            return await check_policy(plugins, guard, replace(cell, code=reply.edited), ask, reply.by or "a person")
+            changed, by_operator = replace(cell, code=reply.edited), inspection.in_console
+            return await check_policy(plugins, guard, changed, ask, reply.by or "a person", by_operator=by_operator)
         record("approved" if is_approved else "declined", reply.by if reply is not None else "")
         if not is_approved:
             has_declined = reply is not None and reply.action == "decline"

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from belljar.facts import ToolCallFacts, Verdict
 from belljar.files.private import replace_file
@@ -38,6 +38,8 @@ NAMES_FILE = "guard-names.json"
 """A file of its own, because cells decide how many names there are, which must not endanger counts and approvals."""
 MAX_BYTES = 32 * 1024 * 1024
 MAX_COUNTED = 10_000
+Approval = Literal["", "anywhere", "console"]
+"""Where the question was put to which a person said yes: what is asked in the console only operators may answer."""
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +275,7 @@ class Guard:
             self._count(key, rules)
         return verdict
 
-    async def allows(self, call: ToolCallFacts, *, is_approved: bool) -> bool:
+    async def allows(self, call: ToolCallFacts, approved: Approval) -> bool:
         """Return whether a judged call may go out with these arguments instead, without counting it again.
 
         The session's code passed privacy tokens; the arguments have the values behind them. The answer gives no reason,
@@ -286,9 +288,10 @@ class Guard:
             return False
         values = call_values(call, self._memory.count(_key(call)) - 1)
         rules = [rule for rule in rules if await rule.holds(call, values)]
-        decision = self._decision(call, rules).decision
-        is_decided = decision == "allow" or (decision == "ask" and is_approved)
-        if not is_decided:
+        verdict = self._decision(call, rules)
+        # Who said yes to other arguments may be nobody who may allow these.
+        is_approved = approved == "console" or (approved == "anywhere" and not self.wants_console(verdict))
+        if verdict.decision != "allow" and not (verdict.decision == "ask" and is_approved):
             return False
         for rule in rules:
             if rule.excludes(call) or await rule.fault(call, values):

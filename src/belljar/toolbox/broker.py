@@ -38,7 +38,7 @@ from belljar.toolbox.question_subjects import call_subject
 from belljar.toolbox.server_text import first_sentence, one_line, plain_arguments, suggestion, visible
 
 if TYPE_CHECKING:
-    from belljar.policy.guard import Guard
+    from belljar.policy.guard import Approval, Guard
     from belljar.privacy.redaction import SessionRedactor
     from belljar.toolbox.upstreams import UpstreamConnections
 
@@ -270,9 +270,9 @@ class Broker:
         arguments = await hooks.before(definition, self._check_arguments(definition, arguments))
         if hooks.is_changed:
             arguments = self._check_arguments(definition, arguments)
-        is_approved, arguments = await self._judge(calls, definition, arguments)
+        approved, arguments = await self._judge(calls, definition, arguments)
         async with self._slots:
-            arguments = await self._reveal(definition, arguments, is_approved=is_approved)
+            arguments = await self._reveal(definition, arguments, approved)
             answer = await self._send(calls, definition, arguments)
             try:
                 return await self._make_outcome(answer, definition, self._keep, folder)
@@ -317,7 +317,7 @@ class Broker:
 
     async def _judge(
         self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject
-    ) -> tuple[bool, JsonObject]:
+    ) -> "tuple[Approval, JsonObject]":
         """Raise `CallFailed` if the call is not allowed; return whether a person approved it, and its arguments then.
 
         Those that a person put in place of the call's own are checked like any others.
@@ -325,10 +325,11 @@ class Broker:
         call = self._facts(tool, arguments)
         verdict = await self._plugins.judge_tool_call(call, partial(self._judge_by_guards, call))
         outcome, reason, by, edited = "allowed", "", "", ""
+        in_console = any(guard.wants_console(verdict) for guard in self._guards)
+        approval: Approval = "console" if in_console else "anywhere"
         if verdict.decision == "deny":
             outcome, reason = "denied", verdict.reason or "the policy does not allow it"
         elif verdict.decision == "ask":
-            in_console = any(guard.wants_console(verdict) for guard in self._guards)
             about = call_subject(
                 tool.server,
                 tool.name,
@@ -343,7 +344,7 @@ class Broker:
         if edited:
             arguments = self._check_arguments(tool, json.loads(edited))
             call = self._facts(tool, arguments)
-            if not await self._allows(tool, arguments, is_approved=True):
+            if not await self._allows(tool, arguments, approval):
                 outcome, reason = (
                     "denied",
                     f"the policy does not allow it with the arguments that {by or 'a person'} gave",
@@ -352,7 +353,7 @@ class Broker:
         self._guards[0].record_decision(call, verdict, outcome, by, execution_id=execution_id)
         if reason:
             raise CallFailed("refused", reason)
-        return outcome == "approved", arguments
+        return approval if outcome == "approved" else "", arguments
 
     async def _judge_by_guards(self, call: ToolCallFacts) -> Verdict:
         """Return the strictest verdict. The session's own guard decides last: what is denied before does not count."""
@@ -382,12 +383,12 @@ class Broker:
     def _facts(self, tool: ToolDefinition, arguments: JsonObject, *, has_values: bool = False) -> ToolCallFacts:
         return call_facts(self.session_id, self.owner, tool, arguments, has_values=has_values)
 
-    async def _reveal(self, tool: ToolDefinition, arguments: JsonObject, *, is_approved: bool) -> JsonObject:
+    async def _reveal(self, tool: ToolDefinition, arguments: JsonObject, approved: "Approval") -> JsonObject:
         try:
             revealed = self._redactor.fill_in(arguments, server=tool.server, tool=tool.name)
         except BelljarError as error:
             raise CallFailed("refused", str(error)) from error
-        if revealed != arguments and not await self._allows(tool, revealed, is_approved=is_approved):
+        if revealed != arguments and not await self._allows(tool, revealed, approved):
             # Do not repeat the rule's reason, because it could tell the code something about the values.
             self._guards[0].record_decision(self._facts(tool, revealed), Verdict("deny", rule="tokens"), "denied")
             raise CallFailed(
@@ -397,14 +398,14 @@ class Broker:
             )
         return revealed
 
-    async def _allows(self, tool: ToolDefinition, revealed: JsonObject, *, is_approved: bool) -> bool:
+    async def _allows(self, tool: ToolDefinition, revealed: JsonObject, approved: "Approval") -> bool:
         """Return whether the call may go out with the values behind its tokens."""
         call = self._facts(tool, revealed, has_values=True)
         for guard in self._guards:
-            if not await guard.allows(call, is_approved=is_approved):
+            if not await guard.allows(call, approved):
                 return False
         verdict = await self._plugins.judge_tool_call(call)
-        return verdict.decision != "deny" and (verdict.decision != "ask" or is_approved)
+        return verdict.decision != "deny" and (verdict.decision != "ask" or approved != "")
 
     async def _send(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
         questions = CallQuestions(calls, tool.server, self._redact)
