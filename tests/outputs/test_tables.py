@@ -127,6 +127,7 @@ def test_numbers_have_the_decimals_that_they_need() -> None:
         "1e-12",
     ]
     assert written(["3.0", "nan", "20000.0"], "number") == ["3", None, "20,000"]
+    assert written(["−1.5", "2.25"], "number") == ["-1.50", "2.25"]
     assert written(["1999", "2026"], "number", "year") == ["1999", "2026"]
     assert written(["2026-01-01T08:00:00"], "time") == ["2026-01-01 08:00:00"]
     assert [kind_of(texts) for texts in (["1", "-2.5"], ["2026-01-01", "NaT"], ["True"], ["1", "x"], [])] == [

@@ -280,7 +280,7 @@ def _number(text: str, found: re.Match[str] | None, decimals: int, *, has_commas
         return text
     if not found[2] and not decimals:
         return f"{int(text):,}" if has_commas and text.isascii() else text
-    value = float(text)
+    value = float(text.replace("−", "-"))  # polars and locales may write the sign of minus
     if value and abs(value) < 0.5 * 10**-decimals:
         return f"{value:.3g}"
     return f"{value:,.{decimals}f}" if has_commas else f"{value:.{decimals}f}"
