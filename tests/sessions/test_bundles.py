@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -87,6 +88,16 @@ def test_a_session_s_folder_comes_back_as_it_was_without_what_is_its_servers(tmp
     assert not mode & stat.S_ISUID, "a program that runs with its owner's rights comes back as a plain one"
     same = {*after} - {"workspace/deep/er/program"}
     assert {name: before[name] for name in same} == {name: after[name] for name in same}
+
+
+def test_a_file_of_a_time_that_nothing_can_keep_is_packed_all_the_same(tmp_path: Path) -> None:
+    # Only some file systems, like that of /dev/shm, take any time.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (root := Path(folder, "workspace")).mkdir()
+        (root / "late").write_text("kept")
+        os.utime(root / "late", (2**63 - 1, 2**63 - 1))
+        unpacked(packed(Path(folder)), tmp_path)
+    assert (tmp_path / "whole" / "workspace" / "late").read_text() == "kept"
 
 
 def test_a_file_of_a_terabyte_of_nothing_takes_neither_time_nor_room(tmp_path: Path) -> None:

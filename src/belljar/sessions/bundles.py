@@ -42,6 +42,8 @@ _LINKED: Final = frozenset({"workspace", "home", "layer"})
 _FOLDER, _ROWS = "folder", "rows"
 _KEPT_MODE: Final = 0o1777
 _MOST_FILE_BYTES: Final = 1 << 44
+_LATEST_S: Final = 1 << 40
+"""The latest time of a file. A session may give its own any, which not every file system can keep."""
 _MOST_HEADER_BYTES: Final = 4096
 _MOST_ROW_BYTES: Final = 64 * 1024 * 1024
 _BLOCK: Final = tarfile.BLOCKSIZE
@@ -302,7 +304,8 @@ class Packing:
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
             header = tarfile.TarInfo("/".join([_FOLDER, *self._parts]))
-            header.mode, header.mtime = stat.S_IMODE(status.st_mode) & _KEPT_MODE, status.st_mtime
+            header.mode = stat.S_IMODE(status.st_mode) & _KEPT_MODE
+            header.mtime = max(-_LATEST_S, min(status.st_mtime, _LATEST_S))
             if stat.S_ISDIR(status.st_mode):
                 with open_folder(name, parent) as (folder, _):
                     header.type = tarfile.DIRTYPE
