@@ -1,6 +1,7 @@
 """`belljar map`: lines of code in, lines of results out, and what is started again goes on where it was."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -84,11 +85,15 @@ def test_what_cannot_be_is_refused_and_touches_nothing(belljar: Callable[..., Ou
     write_codes(place, "1")
     (place / "mine.txt").write_text("mine\n")
     (place / "link").symlink_to("mine.txt")
+    os.mkfifo(place / "pipe")
+    os.mkfifo(place / "noted.map")
     (place / "wrong.jsonl").write_text('{"code": 1}\n')
     (place / "torn.jsonl").write_text('{"code": \n')
     (place / "empty.jsonl").write_text("\n")
     for arguments, said in [
         (("codes.jsonl", "--out", "link"), "link is a link"),
+        (("codes.jsonl", "--out", "pipe"), "pipe is no regular file"),
+        (("codes.jsonl", "--out", "noted"), "noted.map is no regular file"),
         (("codes.jsonl", "--out", "mine.txt"), "no results of a map"),
         (("wrong.jsonl", "--out", "out.jsonl"), "line 1 of wrong.jsonl has no code"),
         (("torn.jsonl", "--out", "out.jsonl"), "line 1 of torn.jsonl is no JSON"),

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import signal
+import stat
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -215,6 +216,7 @@ class _Results:
             raise InvalidArgument(
                 f"{self._note} cannot be opened: {error.strerror}", hint="It may be a link; remove it"
             ) from error
+        _check_regular(note, self._note)
         with os.fdopen(note, "r+b") as opened:
             known = opened.read(64).decode("ascii", "replace").strip()
             if _NAME.fullmatch(known):
@@ -257,6 +259,12 @@ def _digest(code: str) -> str:
     return hashlib.sha256(code.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
+def _check_regular(descriptor: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgument(f"{path} is no regular file", hint="Remove it, or choose another --out")
+
+
 @contextmanager
 def _opened_results(path: Path, source: Path, codes: list[str]) -> Generator[_Results]:
     try:
@@ -266,6 +274,7 @@ def _opened_results(path: Path, source: Path, codes: list[str]) -> Generator[_Re
         is_link = path.is_symlink()
         why = "is a link" if is_link else f"cannot be written: {error.strerror}"
         raise InvalidArgument(f"{path} {why}", hint="Choose another --out") from error
+    _check_regular(descriptor, path)
     with os.fdopen(descriptor, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
