@@ -13,6 +13,7 @@ from belljar.engine.contract import Access
 from belljar.engine.many import servers_of
 from belljar.environments import Environment
 from belljar.errors import FileMissing, InvalidPath, SessionNotFound
+from growth import TIMES, growth
 
 pytestmark = pytest.mark.anyio
 
@@ -57,6 +58,15 @@ async def test_all_files_come_as_one_archive_whose_names_lead_nowhere_else(place
         assert (await browser.get(f"{own}/archive?path=nowhere")).status_code == 404
         page = (await browser.get(f"{own}/files?path=a/b")).text
         assert "Download this folder as .zip" in page
+
+
+def test_names_that_become_one_are_numbered_in_a_time_that_grows_with_their_number() -> None:
+    def named(text: str) -> None:
+        taken: dict[str, int] = {}
+        names = [archive._safe_name(each, taken) for each in text.split("\n")]
+        assert len({each.lower() for each in names}) == len(names)
+
+    assert growth(named, lambda count: "a:\nA*\na_~2\n" * (count // 10), 20_000) <= TIMES
 
 
 async def test_a_folder_that_is_too_large_is_refused_before_anything_is_sent(

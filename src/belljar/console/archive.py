@@ -62,7 +62,7 @@ class Archives:
         return found
 
     async def _content(self, access: Access, session_id: str, files: list[FileEntryInfo]) -> AsyncGenerator[bytes]:
-        sink, missing, taken = _Sink(), list[str](), set[str]()
+        sink, missing, taken = _Sink(), list[str](), dict[str, int]()
         with zipfile.ZipFile(cast("BinaryIO", sink), "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for file in files:
                 entry = zipfile.ZipInfo(_safe_name(file.name, taken), _ZIP_EPOCH)
@@ -112,12 +112,18 @@ class _Sink:
         return content
 
 
-def _safe_name(name: str, taken: set[str]) -> str:
-    """Return a name that leads nowhere else on any system; of two that become one, the second is numbered."""
+def _safe_name(name: str, taken: dict[str, int]) -> str:
+    """Return a name that leads nowhere else on any system; of two that become one, the second is numbered.
+
+    `taken` has the latest number of each, because thousands may become one.
+    """
     clean = _UNSAFE.sub("_", name.encode(errors="replace").decode())
     parts = [part if part.strip(". ") else "_" * max(1, len(part)) for part in clean.split("/") if part]
-    safe, number = "/".join(parts) or "_", 2
+    whole = "/".join(parts) or "_"
+    safe, number = whole, taken.get(whole.lower(), 1)
     while safe.lower() in taken:
-        safe, number = f"{'/'.join(parts)}~{number}", number + 1
-    taken.add(safe.lower())
+        number += 1
+        safe = f"{whole}~{number}"
+    taken[whole.lower()] = number
+    taken.setdefault(safe.lower(), 1)
     return safe
