@@ -82,6 +82,22 @@ async def test_an_agent_is_told_that_a_question_of_a_run_is_answered_at_the_serv
     await answer(runtime, question.id)
 
 
+async def test_nobody_changes_the_code_of_a_run_which_would_run_as_the_workflow_has_it(
+    runtime: Runtime, caller: Caller
+):
+    definition = workflow(code("look", "import os; result = os.getcwd() and 'as it was'"))
+    run = await caller.fields("run_workflow", definition=definition, wait_s=30)
+    (question,) = [each for each in runtime.sessions.inbox.waiting(None) if each.kind == "workflow"]
+    assert question.about is not None
+    assert question.about.code
+    assert not question.about.editable
+    yes = {"action": "accept", "by": "ada", "where": "console"}
+    with pytest.raises(InvalidArgument, match="cannot be changed"):
+        await runtime.sessions.inbox.answer(question.id, None, edited="1", **yes)
+    await answer(runtime, question.id)
+    assert (await caller.fields("run_workflow", run_id=run["run"], wait_s=30))["state"] == "done"
+
+
 async def test_a_question_of_a_run_waits_on_while_answers_lack_a_required_field(runtime: Runtime, caller: Caller):
     run = await caller.fields("run_workflow", definition=workflow(form("ask", "How many?", fields=FIELDS)), wait_s=30)
     question = await asked(runtime)

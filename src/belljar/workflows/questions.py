@@ -40,13 +40,17 @@ class RunQuestion(Question):
 
 
 def run_question(question: Question, kind: Kind) -> RunQuestion:
-    """Return what a cell or the policy asks as the question of a step, from now on."""
+    """Return what a cell or the policy asks as the question of a step, from now on.
+
+    A run does what its workflow says, so that nobody can change what is asked about.
+    """
+    about = question.about.model_copy(update={"editable": ""}) if question.about is not None else None
     return RunQuestion(
         question.whole_message,
         question.schema,
         is_password=question.is_password,
         in_console=question.in_console,
-        about=question.about,
+        about=about,
         kind=kind,
         asked_at=time.time(),
     )

@@ -219,9 +219,8 @@ class StepRunner:
             if inspection.decision == "ask":
                 text = f"May step {path} run? {inspection_text(inspection)}"
                 # Only code that is written in the workflow: other code has values in it, which nobody has looked at.
-                about = code_subject(
-                    code if isinstance(step.config, CodeExecution) else "", subject_findings(inspection)
-                ).model_copy(update={"editable": ""})
+                shown = code if isinstance(step.config, CodeExecution) else ""
+                about = code_subject(shown, subject_findings(inspection))
                 question = Question(text, is_ours=True, in_console=inspection.in_console, about=about)
                 return await self._ask_approval(path, attempt, question, begun=False)
         with (await session.reach()).tightened(guard) if guard is not None else nullcontext():
