@@ -37,7 +37,7 @@ from belljar.sandboxes.base import HandoverProvider, HostPathProvider, Provider
 from belljar.sandboxes.limits.host_memory import memory_shortage
 from belljar.servers import Run, other_servers, run_folder, watching_servers
 from belljar.sessions.identified import IdentifiedSessions
-from belljar.sessions.registry import Registry, kept_up
+from belljar.sessions.registry import Registry
 from belljar.sessions.takeover import Takeover, recover
 from belljar.settings import Settings
 from belljar.settings.azure import AZURE
@@ -226,7 +226,7 @@ async def open_runtime(
                 with usable(journal.path):
                     clean_up(spared=left)
             async with (
-                kept_up(
+                _kept_up(
                     Registry(
                         guardrails,
                         redactors,
@@ -284,6 +284,34 @@ async def open_runtime(
                             yield runtime
                 finally:
                     preparing.cancel()
+
+
+@asynccontextmanager
+async def _kept_up(registry: Registry, *, fills_pool: bool = True) -> AsyncGenerator[Registry]:
+    """Sweep idle sessions in the background, and close the registry in the end; `fills_pool` makes some ahead."""
+    if fills_pool:
+        registry.pool.fill()
+    loop = asyncio.get_running_loop()
+    working = [loop.create_task(_sweep_periodically(registry))]
+    if registry.stored is not None:
+        working.append(loop.create_task(registry.stored.run()))
+    try:
+        yield registry
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await registry.aclose()
+
+
+async def _sweep_periodically(registry: Registry) -> None:
+    while True:
+        await asyncio.sleep(registry.settings.sweep_interval_s)
+        try:
+            await registry.sweep()
+        except Exception:
+            # A session that cannot be ended must not keep the others from being swept.
+            log.exception("sweep failed")
 
 
 def _open_stored(settings: Settings, sessions: Path, journal: Journal, run: str) -> "StoredSessions | None":

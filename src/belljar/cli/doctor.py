@@ -286,7 +286,7 @@ def check_store(settings: Settings) -> Iterator[HostFinding]:
         return
     # Imported here, because few have a store.
     from belljar.journal.archive import open_archive
-    from belljar.sessions.stored import try_store
+    from belljar.sessions.session_objects import try_store
 
     yield HostFinding("store", "ok", "store", try_store(settings))
     if (settings.data_directory / "journal.sqlite").is_file():

@@ -58,16 +58,16 @@ async def _put_all(settings: Settings) -> None:
 
 async def _bring_all(stored: StoredSessions, lost: str) -> int:
     brought = 0
-    for session_id, standing in sorted((await stored.all()).items()):
+    for session_id, standing in sorted((await stored.objects.all()).items()):
         try:
             if standing.is_asleep:
                 brought += await stored.keep(session_id)
                 continue
-            owner = await stored.owner(session_id, standing.owner)
+            owner = await stored.objects.owner(session_id, standing.owner)
             if owner.end or owner.directory == stored.directory:
                 continue
             if standing.head and lost and lost in (owner.tag, owner.host):
-                head = await stored.head(session_id, standing.head)
+                head = await stored.objects.head(session_id, standing.head)
                 await stored.bring(session_id, head.principal, _without_room, after_loss=True)
                 brought += 1
             else:

@@ -27,7 +27,8 @@ from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
 if TYPE_CHECKING:
-    from belljar.sessions.stored import Head, Standing, StoredSessions
+    from belljar.sessions.session_objects import Head, Standing
+    from belljar.sessions.stored import StoredSessions
 
 _MOST_TOLD: Final = 10_000
 _MOST_NAMED: Final = 5
@@ -76,7 +77,7 @@ class Losses:
             return  # whoever asks first wakes it
         owner = server
         if left is not None and self._stored is not None:
-            said = await self._stored.owner(left.session_id, left.standing.owner)
+            said = await self._stored.objects.owner(left.session_id, left.standing.owner)
             if said.end or said.directory == self._stored.directory:
                 return  # it is over, or this machine's
             # It may have gone on elsewhere before, and been lost there.
@@ -102,8 +103,8 @@ class Losses:
         if stored is None or not has_id_form(id_) or self._nothing.get(key, 0.0) > time.monotonic():
             return None
         try:
-            standing = await stored.standing(id_)
-            head = await stored.head(id_, standing.head) if standing.head else None
+            standing = await stored.objects.standing(id_)
+            head = await stored.objects.head(id_, standing.head) if standing.head else None
         except BelljarError as error:
             log.warning("the store cannot tell what it has of %s: %s", id_, error)
             raise Busy(
@@ -159,12 +160,16 @@ class Losses:
         found = stored.records.find(session.id)
         if found is None or found.owned <= 0:
             return True  # no other server can have it
-        standing = await stored.standing(session.id)
+        standing = await stored.objects.standing(session.id)
         if max(standing.owner, standing.head) <= found.owned:
             self._sure = {known: until for known, until in self._sure.items() if until > now}
             self._sure[session.id] = now + _SURE_S
             return True
-        where = (await stored.owner(session.id, standing.owner)).host if standing.owner > standing.head else "the store"
+        where = (
+            (await stored.objects.owner(session.id, standing.owner)).host
+            if standing.owner > standing.head
+            else "the store"
+        )
         await self._sessions.endings.delete(session, f"goes on at {where}, because this machine was cut off")
         return False
 
@@ -174,7 +179,7 @@ class Losses:
         found = stored.records.find(session_id) if stored is not None else None
         if stored is None or found is None or found.state != "asleep" or found.owned <= 0:
             return
-        standing = await stored.standing(session_id)
+        standing = await stored.objects.standing(session_id)
         if max(standing.owner, standing.head) > found.owned:
             await stored.put(session_id)  # which finds that it is another's
 

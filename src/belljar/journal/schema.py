@@ -168,8 +168,8 @@ ALTER TABLE runs ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX steps_in_order ON steps (run_id);
 CREATE INDEX steps_open ON steps (run_id) WHERE state IN ('running', 'waiting', 'answered');
 """
-# Which bundle in the store (`sessions/stored.py`) a session's folder is or went on from, and which owner object here
-# allows to go on from it; negative while the head of that bundle is being put.
+# Which bundle in the store (`sessions/session_objects.py`) a session's folder is or went on from, and which owner
+# object here allows to go on from it; negative while the head of that bundle is being put.
 _BUNDLES = """
 ALTER TABLE sessions ADD COLUMN bundle INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE sessions ADD COLUMN owned INTEGER NOT NULL DEFAULT 0;

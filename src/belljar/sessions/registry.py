@@ -7,8 +7,8 @@ sessions that are gone, are in `history.py`.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -611,31 +611,3 @@ def _one_line_reason(reason: str) -> str:
             f"the reason of a session has {len(reason):,} characters", hint=f"Pass {MAX_REASON_CHARS} at most"
         )
     return one_line(reason, MAX_REASON_CHARS)
-
-
-@asynccontextmanager
-async def kept_up(registry: Registry, *, fills_pool: bool = True) -> AsyncGenerator[Registry]:
-    """Sweep idle sessions in the background, and close the registry in the end; `fills_pool` makes some ahead."""
-    if fills_pool:
-        registry.pool.fill()
-    loop = asyncio.get_running_loop()
-    working = [loop.create_task(_sweep_periodically(registry))]
-    if registry.stored is not None:
-        working.append(loop.create_task(registry.stored.run()))
-    try:
-        yield registry
-    finally:
-        for task in working:
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
-        await registry.aclose()
-
-
-async def _sweep_periodically(registry: Registry) -> None:
-    while True:
-        await asyncio.sleep(registry.settings.sweep_interval_s)
-        try:
-            await registry.sweep()
-        except Exception:
-            # A session that cannot be ended must not keep the others from being swept.
-            log.exception("sweep failed")

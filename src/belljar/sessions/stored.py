@@ -1,136 +1,56 @@
 """Sessions in the store: put there when they fall asleep, brought back when they are wanted, also by another server.
 
-Every session that slept has a folder of objects in the store, numbered in order:
-
-    sessions/ID/0000000007.owner       whoever makes it may go on from the latest bundle before it; made only once
-    sessions/ID/0000000007.XX.bundle   what that server put when the session fell asleep again
-    sessions/ID/0000000007.head        what is known of that bundle, which counts once this is there
-
-The object with the highest number says how things are: a head, that the session sleeps; an owner, that it is awake
-there, or was until that server was lost, or that it was cleared. What the journal here has of it is in
-`journal/bundle_records.py`. Everything blocking runs in threads of its own, so that a slow store delays nobody else.
+Decides who may go on with a session, by its objects in the store (`session_objects.py`) and by what the journal here
+has of it (`journal/bundle_records.py`), and what is put, given up and deleted when.
 """
 
 import asyncio
-import json
 import logging
-import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from belljar import metrics
-from belljar.errors import BelljarError, Busy, SettingsError, TooLarge
+from belljar.errors import BelljarError, Busy, TooLarge
 from belljar.files.fd_walk import remove_tree
-from belljar.journal.bundle_records import BundleRecord, BundleRecords, RowsEntry, rows_of
+from belljar.journal.bundle_records import BundleRecord, BundleRecords
 from belljar.journal.journal import Journal, has_id_form
 from belljar.logs import pseudonym
 from belljar.models import iso
 from belljar.servers import directory_id, is_living
-from belljar.sessions.bundles import (
-    Aborted,
-    BundleRefused,
-    Packing,
-    Sealer,
-    compressed,
-    compression,
-    decompressed,
-    unpack,
-    unpacking,
+from belljar.sessions.bundle_transfer import BundleTransfer
+from belljar.sessions.bundles import Aborted
+from belljar.sessions.session_objects import (
+    PUTS_AT_ONCE,
+    SOON_S,
+    Owner,
+    SessionObjects,
+    Standing,
+    open_session_objects,
 )
-from belljar.sessions.store import ObjectMissing, Store, StoredObject, StoreFailed, open_store
-from belljar.settings import MEBIBYTE, Settings, variable
+from belljar.sessions.store import StoreFailed
+from belljar.settings import Settings
 
-PUTS_AT_ONCE: Final = 4
 RETRY_S: Final = 30.0
 SWEEP_S: Final = 3600.0
 _DAY_S: Final = 24 * 60 * 60
-MARK: Final = "belljar.json"
-"""The object by which a server sees whether it has the store's key."""
-MOST_RATIO: Final = 16
-"""How much larger than `bundle_mb` a session may be that is packed: so much is made of a bundle at most."""
 UNKNOWN_S: Final = 5.0
-SOON_S: Final = 20.0
 _MOST_UNKNOWN: Final = 10_000
-_MOST_HEAD_BYTES: Final = 64 * MEBIBYTE
-_MOST_SMALL_BYTES: Final = 64 * 1024
-_SEALED_MORE: Final = 1.01
 _TRIES: Final = 5
-BRINGING: Final = ".bringing-"
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Who may go on with a session: what is in an owner object."""
-
-    directory: str
-    """The id of its data directory."""
-    run: str
-    host: str
-    at: float
-    origin: int
-    """The number of the bundle that it goes on from."""
-    tag: str = ""
-    end: str = ""
-    """Why there is nothing to go on with: the session was cleared, or has expired."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What is known of a bundle without reading it."""
-
-    principal: str
-    environment: str
-    slept_at: float
-    end: str
-    variables: tuple[str, ...]
-    unkept: tuple[str, ...]
-    executions: tuple[str, ...]
-    runs: tuple[str, ...]
-    identifiers: tuple[str, ...]
-    bundle: str
-    """The name of the bundle."""
-    size_bytes: int
-    """What that unpacks to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a session stands in the store: its latest numbers, 0 for none."""
-
-    head: int = 0
-    owner: int = 0
-    objects: tuple[StoredObject, ...] = ()
-
-    @property
-    def is_asleep(self) -> bool:
-        """Return whether anybody may go on with it who makes the next owner object."""
-        return self.head >= max(1, self.owner)
-
-    @property
-    def next(self) -> int:
-        """Return the number of the next owner object."""
-        return max(self.head, self.owner) + 1
-
-
 class StoredSessions:
     """The sessions of one data directory in the store that its server shares with others."""
 
-    def __init__(
-        self, store: Store, sealer: Sealer, settings: Settings, folder: Path, journal: Journal, run: str
-    ) -> None:
-        self.store = store
-        self._sealer = sealer
+    def __init__(self, objects: SessionObjects, settings: Settings, folder: Path, journal: Journal, run: str) -> None:
+        self.objects = objects
         self._settings = settings
         self._folder = folder
         self._runs = settings.data_directory / "runs"
@@ -138,7 +58,7 @@ class StoredSessions:
         self.records = BundleRecords(journal, run)
         self._run = run
         self.directory = directory_id(settings.data_directory)
-        self._threads = ThreadPoolExecutor(PUTS_AT_ONCE + 4, thread_name_prefix="store")
+        self._transfer = BundleTransfer(objects, folder, journal, run, settings.bundle_mb)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._puts: dict[str, _Put] = {}
         self._slots = asyncio.Semaphore(PUTS_AT_ONCE)
@@ -147,7 +67,6 @@ class StoredSessions:
         self._unknown: dict[tuple[str, str], float] = {}
         self._too_large: dict[str, float] = {}
         """Sessions that are too large to be put, and when they fell asleep."""
-        self._is_checked = False
         self._swept_at = -SWEEP_S
         self.problem = ""
         """Why the store could not be used the last time; empty when it could."""
@@ -155,19 +74,6 @@ class StoredSessions:
         """Called when a session that slept here turns out to go on elsewhere, or to be over."""
 
     # For whoever wants a session
-
-    async def standing(self, session_id: str) -> Standing:
-        """Return how a session stands in the store."""
-        await self._check()
-        return await self._soon(self._standing, session_id)
-
-    async def owner(self, session_id: str, number: int) -> Owner:
-        """Return what an owner object says."""
-        return await self._soon(self._read_owner, session_id, number)
-
-    async def head(self, session_id: str, number: int) -> Head:
-        """Return what is known of a bundle."""
-        return await self._soon(self._read_head, session_id, number)
 
     async def bring(
         self,
@@ -213,7 +119,7 @@ class StoredSessions:
                     return None
             if found is None and self._is_known_unknown(session_id, principal):
                 return None
-            standing = await self.standing(session_id)
+            standing = await self.objects.standing(session_id)
             if found is not None and found.owned < 0:
                 found = self._settled(session_id, found, standing)
                 if found.is_free:
@@ -223,7 +129,7 @@ class StoredSessions:
             if standing.owner > standing.head and await self._ends(session_id, found, standing):
                 return standing
             if found is None or found.bundle != standing.head:
-                head = await self.head(session_id, standing.head) if standing.head else None
+                head = await self.objects.head(session_id, standing.head) if standing.head else None
                 if head is None or head.principal != principal:
                     self._note_unknown(session_id, principal)
                     return None
@@ -233,7 +139,7 @@ class StoredSessions:
                 await self._take(session_id, principal, found, origin, owned)
             except BelljarError:
                 with suppress(StoreFailed):  # for others to try
-                    await self._soon(self.store.delete, [_name(session_id, owned, "owner")])
+                    await self.objects.delete_owner(session_id, owned)
                 raise
             return standing
 
@@ -250,7 +156,7 @@ class StoredSessions:
 
     async def _ends(self, session_id: str, found: BundleRecord | None, standing: Standing) -> bool:
         """Return whether a session is over, and record here that it is."""
-        owner = await self.owner(session_id, standing.owner)
+        owner = await self.objects.owner(session_id, standing.owner)
         if (
             owner.end
             and found is not None
@@ -265,7 +171,7 @@ class StoredSessions:
         """Make the next owner object, or find that it is ours; return the bundle it goes on from, and its number."""
         for _ in range(_TRIES):
             if standing.owner > standing.head:
-                owner = await self.owner(session_id, standing.owner)
+                owner = await self.objects.owner(session_id, standing.owner)
                 if owner.directory == self.directory and not self._is_anothers(owner.run):
                     return standing.head, standing.owner  # this server, or one before it, was stopped after it made it
                 if not after_loss:
@@ -274,13 +180,13 @@ class StoredSessions:
                         hint="Use it there; once it sleeps, any server of the store wakes it",
                     )
             number = standing.next
-            is_made = await self._soon(self._put_owner, session_id, number, self._own(standing.head))
-            now = await self.standing(session_id)
+            is_made = await self.objects.make_owner(session_id, number, self._own(standing.head))
+            now = await self.objects.standing(session_id)
             # Looked at again, because whoever had it meanwhile may have put it and tidied away what we would have seen.
             if is_made and (now.head, now.owner) == (standing.head, number):
                 return standing.head, number
             if is_made:
-                await self._soon(self.store.delete, [_name(session_id, number, "owner")])
+                await self.objects.delete_owner(session_id, number)
             standing = now
             if not standing.head:
                 break
@@ -295,7 +201,7 @@ class StoredSessions:
             if not self.records.change(session_id, found, bundle=origin, owned=owned):
                 raise Busy(f"session {session_id} changes", hint="Make the same call again")
             return
-        await self._in_thread(self._fetch, session_id, principal, origin, owned)
+        await self.objects.in_thread(self._transfer.fetch, session_id, principal, origin, owned)
         metrics.bundles.add("fetched")
         ids = {"session_id": session_id, "principal": pseudonym(principal)}
         log.info("session %s is brought from the store, as of bundle %d", session_id, origin, extra=ids)
@@ -306,23 +212,13 @@ class StoredSessions:
         Return False where there is none, or where what is here is as new.
         """
         async with self._turns.setdefault(session_id, asyncio.Lock()):
-            standing, found = await self.standing(session_id), self.records.find(session_id)
+            standing, found = await self.objects.standing(session_id), self.records.find(session_id)
             is_kept = found is not None and (found.state == "live" or found.is_pending or found.bundle == standing.head)
             if not standing.is_asleep or is_kept:
                 return False
-            head = await self.head(session_id, standing.head)
-            await self._in_thread(self._fetch, session_id, head.principal, standing.head, 0)
+            head = await self.objects.head(session_id, standing.head)
+            await self.objects.in_thread(self._transfer.fetch, session_id, head.principal, standing.head, 0)
             return True
-
-    async def all(self) -> dict[str, Standing]:
-        """Return how every session in the store stands."""
-        await self._check()
-        found: dict[str, list[StoredObject]] = {}
-        for each in await self._in_thread(self.store.list, "sessions"):
-            session_id = each.name.split("/")[1]
-            if has_id_form(session_id):
-                found.setdefault(session_id, []).append(each)
-        return {session_id: _standing(objects) for session_id, objects in found.items()}
 
     def is_free(self, session_id: str) -> bool:
         """Return whether a session that sleeps here may be woken without asking the store."""
@@ -344,7 +240,7 @@ class StoredSessions:
 
     async def run(self) -> None:
         """Put what waits whenever there is news, and again after a while where it could not be put."""
-        self._remove_half_brought()
+        self._transfer.remove_half_brought(self._is_anothers)
         while True:
             self._news.clear()
             is_done = False
@@ -367,7 +263,7 @@ class StoredSessions:
 
         By the store's own clock: what was written last is of now.
         """
-        standings = await self.all()
+        standings = await self.objects.all()
         newest = {session_id: max(each.at for each in one.objects) for session_id, one in standings.items()}
         before = max(newest.values(), default=0.0) - self._settings.keep_days * _DAY_S
         for session_id, standing in standings.items():
@@ -375,10 +271,10 @@ class StoredSessions:
                 continue
             if standing.is_asleep:
                 expired = self._own(end="expired")
-                if await self._soon(self._put_owner, session_id, standing.next, expired):
-                    await self._in_thread(self._tidy, session_id, standing, standing.next)
+                if await self.objects.make_owner(session_id, standing.next, expired):
+                    await self.objects.tidy(standing, standing.next)
             elif not standing.head:  # what is left is of a session that is over, or of one that was never put whole
-                await self._in_thread(self._tidy, session_id, standing, 1 << 62)
+                await self.objects.tidy(standing, 1 << 62)
 
     def _own(self, origin: int = 0, end: str = "") -> Owner:
         host, tag = socket.gethostname(), self._journal.tag
@@ -390,7 +286,7 @@ class StoredSessions:
         if not pending:
             return True
         try:
-            await self._check()
+            await self.objects.check()
         except BelljarError as error:
             self._note_problem(error)
             return False
@@ -418,7 +314,7 @@ class StoredSessions:
     async def _put_safely(self, session_id: str, running: "_Put") -> bool:
         async with self._slots:
             try:
-                await self._check()
+                await self.objects.check()
                 await self._put(session_id, running)
             except Aborted:
                 return True
@@ -446,7 +342,7 @@ class StoredSessions:
         found = self.records.find(session_id)
         if found is None or not found.is_pending or running.is_wanted:
             return
-        standing = await self._soon(self._standing, session_id)
+        standing = await self.objects.standing(session_id)
         if found.state == "gone":
             await self._delete(session_id, found, standing)
             return
@@ -460,15 +356,15 @@ class StoredSessions:
         if found.bundle < 0 or standing.owner > found.owned or standing.head >= number:
             await self._part(session_id, found, standing)
             return
-        head = await self._in_thread(self._put_bundle, session_id, number, running)
+        head = await self.objects.in_thread(self._transfer.put, session_id, number, lambda: running.is_wanted)
         if running.is_wanted or not self.records.change(session_id, found, bundle=found.bundle, owned=-number):
             raise Aborted("the session is wanted")
         running.is_past_stopping = True  # with no pause since the change, so nobody has found it stoppable
-        await self._in_thread(self._put_head, session_id, number, head)
+        await self.objects.put_head(session_id, number, head)
         self.records.change(session_id, found._replace(owned=-number), bundle=number, owned=0)
         metrics.bundles.add("put")
         log.info("session %s is in the store, as bundle %d", session_id, number, extra={"session_id": session_id})
-        await self._in_thread(self._tidy, session_id, standing, number)
+        await self.objects.tidy(standing, number)
 
     async def _own_again(self, session_id: str, found: BundleRecord, standing: Standing) -> BundleRecord:
         """Own a session that went on here while the settings named no store, and that nobody else has used since."""
@@ -481,7 +377,7 @@ class StoredSessions:
         """Give up what is here of a session that goes on elsewhere, or is over there."""
         where = "in the store"
         if standing.owner > standing.head:
-            owner = await self.owner(session_id, standing.owner)
+            owner = await self.objects.owner(session_id, standing.owner)
             where = f"at {owner.host}"
             if owner.end:
                 where = ""
@@ -497,9 +393,9 @@ class StoredSessions:
         is_ours = owned > 0 and standing.owner <= owned
         if standing.next > 1 and (is_ours or (standing.is_asleep and standing.head == abs(found.bundle))):
             number = standing.next
-            if not await self._soon(self._put_owner, session_id, number, self._own(end=found.end)):
+            if not await self.objects.make_owner(session_id, number, self._own(end=found.end)):
                 return  # somebody goes on with it at this moment
-            await self._in_thread(self._tidy, session_id, standing, number)
+            await self.objects.tidy(standing, number)
         self.records.change(session_id, found, bundle=0, owned=0)
 
     def _settled(self, session_id: str, found: BundleRecord, standing: Standing) -> BundleRecord:
@@ -525,16 +421,7 @@ class StoredSessions:
         with suppress(TimeoutError):
             async with asyncio.timeout(SOON_S):
                 await self.settle()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def check(self) -> None:
-        """Refuse a store that cannot be used, or that has another key."""
-        await self._check()
-
-    async def _check(self) -> None:
-        if not self._is_checked:
-            await self._soon(check_key, self.store, self._sealer)
-            self._is_checked = True
+        self.objects.close()
 
     def _note_problem(self, error: BelljarError) -> None:
         if error.message != self.problem:
@@ -544,7 +431,7 @@ class StoredSessions:
 
     def _note_no_problem(self) -> None:
         if self.problem:
-            log.warning("the store %s can be used again", self.store.url)
+            log.warning("the store %s can be used again", self.objects.store.url)
         self.problem = ""
 
     def _own_pending(self) -> list[str]:
@@ -574,155 +461,10 @@ class StoredSessions:
         if not task.cancelled():
             task.exception()  # its caller may be gone, and then asyncio would log it
 
-    async def _in_thread(self, work: Callable[..., T], *values: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *values)
-
-    async def _soon(self, work: Callable[..., T], *values: Any) -> T:
-        """Do what is little work for a store that works."""
-        try:
-            async with asyncio.timeout(SOON_S):
-                return await self._in_thread(work, *values)
-        except TimeoutError as error:
-            raise StoreFailed(f"the store {self.store.url} gives no answer in {SOON_S:g} s") from error
-
-    # In threads
-
-    def _standing(self, session_id: str) -> Standing:
-        return _standing(self.store.list(f"sessions/{session_id}"))
-
-    def _read_owner(self, session_id: str, number: int) -> Owner:
-        values = self._values(_name(session_id, number, "owner"), _MOST_SMALL_BYTES)
-        try:
-            return Owner(**values)
-        except TypeError as error:
-            raise _later(session_id) from error
-
-    def _put_owner(self, session_id: str, number: int, owner: Owner) -> bool:
-        name = _name(session_id, number, "owner")
-        return self.store.put_new(name, b"".join(self._sealer.seal(name, [_as_json(owner)])))
-
-    def _read_head(self, session_id: str, number: int) -> Head:
-        values = self._values(_name(session_id, number, "head"), _MOST_HEAD_BYTES)
-        try:
-            return Head(**values)
-        except TypeError as error:
-            raise _later(session_id) from error
-
-    def _values(self, name: str, most: int) -> dict[str, Any]:
-        """Return the values of a small object, which was sealed, so a server of ours wrote it."""
-        values: dict[str, Any] = json.loads(b"".join(self._sealer.open(name, self.store.read(name, most))[1]))
-        tuples = {key: tuple(cast("list[str]", value)) for key, value in values.items() if isinstance(value, list)}
-        return values | tuples
-
-    def _put_bundle(self, session_id: str, number: int, running: "_Put") -> Head:
-        most = (self._settings.bundle_mb or 0) * MEBIBYTE
-        path, name = self._journal.path, _name(session_id, number, f"{secrets.token_hex(4)}.bundle")
-        head = _head_of(rows_of(path, session_id))
-        packing = Packing(
-            self._folder / session_id,
-            rows_of(path, session_id),
-            most * MOST_RATIO if most else 1 << 62,
-            lambda: running.is_wanted,
-        )
-        sealed = self._sealer.seal(name, compressed(packing.chunks()), compression=compression())
-        self.store.put(name, _limited(sealed, most))
-        return replace(head, bundle=name, size_bytes=packing.size_bytes)
-
-    def _put_head(self, session_id: str, number: int, head: Head) -> None:
-        name = _name(session_id, number, "head")
-        self.store.put(name, self._sealer.seal(name, [_as_json(head)]))
-
-    def _tidy(self, session_id: str, standing: Standing, number: int) -> None:
-        """Delete what is older than an object that is there now: heads last, because whatever has one is looked for."""
-        old = [each.name for each in standing.objects if _number(each.name) < number]
-        self.store.delete(sorted(old, key=lambda name: (name.endswith(".head"), name)))
-
-    def _fetch(self, session_id: str, principal: str, number: int, owned: int) -> None:
-        """Unpack a bundle into this data directory, in place of what there is of its session."""
-        most = (self._settings.bundle_mb or 0) * MEBIBYTE
-        head = self._read_head(session_id, number)
-        if most and head.size_bytes > most * MOST_RATIO:
-            raise TooLarge(
-                f"session {session_id} unpacks to {head.size_bytes:,} bytes, and {most * MOST_RATIO:,} are allowed",
-                hint="Set bundle_mb as it is at the server that put it",
-            )
-        entry = RowsEntry(self._journal.path, session_id, principal, self._run)
-        try:
-            place = self._folder / f"{BRINGING}{self._run}-{session_id}"
-            most_sealed = int(most * _SEALED_MORE) + MEBIBYTE if most else 1 << 62
-            told, content = self._sealer.open(head.bundle, self.store.read(head.bundle, most_sealed))
-            with unpacking(place) as target:
-                plain = decompressed(content, str(told.get("compression")), head.size_bytes)
-                unpack(plain, target, entry.add)
-                if (folder := self._folder / session_id).exists():
-                    remove_tree(folder)
-                target.rename(folder)
-            entry.finish(number, owned)
-        except ObjectMissing as error:
-            raise BundleRefused(f"bundle {number} of session {session_id} is missing in the store") from error
-        finally:
-            entry.close()
-
-    def _remove_half_brought(self) -> None:
-        """Remove what servers that were killed had begun to unpack."""
-        for path in self._folder.glob(f"{BRINGING}*"):
-            run = path.name.removeprefix(BRINGING).rpartition("-")[0]
-            if not self._is_anothers(run):
-                remove_tree(path)
-
 
 def open_stored(settings: Settings, folder: Path, journal: Journal, run: str) -> StoredSessions:
     """Return the sessions of a data directory in the store that the settings name; `run` is the server's name."""
-    return StoredSessions(*_sealed_store(settings), settings, folder, journal, run)
-
-
-def _sealed_store(settings: Settings) -> tuple[Store, Sealer]:
-    if not settings.store_key.get_secret_value():
-        raise SettingsError(
-            f"store is {settings.store}, and there is no store_key to encrypt what is put there",
-            hint=f"Set {variable('store_key')} for all servers of the store, to what `openssl rand -base64 32` prints",
-        )
-    place = Path(unquote(urlsplit(settings.store).path)).resolve() if settings.store.startswith("file:") else None
-    for name, shown in settings.folders.items():
-        folder = Path(shown.path).resolve()
-        if place is not None and (place.is_relative_to(folder) or folder.is_relative_to(place)):
-            raise SettingsError(
-                f"store is {settings.store}, and folders.{name} shows {folder} to sessions",
-                hint="Keep the store where no session sees it: put it, or that folder, elsewhere",
-            )
-    return open_store(settings.store), Sealer(settings.store_key.get_secret_value())
-
-
-def check_key(store: Store, sealer: Sealer) -> None:
-    """Refuse a store of another key or a later version; the first server that looks leaves its mark there."""
-    mark = b"".join(sealer.seal(MARK, [b"belljar"]))
-    if not store.put_new(MARK, mark):
-        b"".join(sealer.open(MARK, store.read(MARK, _MOST_SMALL_BYTES))[1])
-
-
-def try_store(settings: Settings) -> str:
-    """Write, claim twice, list, read and delete an object of the store; return how that went, or raise why it did not.
-
-    Blocks.
-    """
-    store, sealer = _sealed_store(settings)
-    check_key(store, sealer)
-    name, began = f"tried/{secrets.token_hex(8)}", time.monotonic()
-    try:
-        is_made, is_made_again = store.put_new(name, b"tried"), store.put_new(name, b"again")
-        content = b"".join(store.read(name, _MOST_SMALL_BYTES))
-        is_listed = name in {each.name for each in store.list("tried")}
-    finally:
-        store.delete([name])
-    took_ms = 1000 * (time.monotonic() - began)
-    if not is_made or is_made_again or content != b"tried":
-        raise StoreFailed(
-            f"the store {store.url} let an object be made twice, so two servers could wake one session",
-            hint="Use a store with conditional writes: S3, Google Cloud Storage, Azure, or a folder",
-        )
-    if not is_listed:
-        raise StoreFailed(f"the store {store.url} does not list what was just written to it")
-    return f"{store.url}: written, claimed once of two, listed, read and deleted in {took_ms:.0f} ms"
+    return StoredSessions(open_session_objects(settings), settings, folder, journal, run)
 
 
 class _Put:
@@ -733,63 +475,3 @@ class _Put:
         self.is_wanted = False
         """Set when somebody wants to wake it; read by the thread that packs it."""
         self.is_past_stopping = False
-
-
-def _later(session_id: str) -> BundleRefused:
-    return BundleRefused(
-        f"what the store has of session {session_id} is of a later belljar", hint="Upgrade belljar on this machine"
-    )
-
-
-def _limited(content: Iterator[bytes], most: int) -> Iterator[bytes]:
-    size = 0
-    for chunk in content:
-        size += len(chunk)
-        if most and size > most:
-            raise TooLarge(f"its bundle has more than {most:,} bytes")
-        yield chunk
-
-
-def _head_of(rows: Iterator[tuple[str, dict[str, Any]]]) -> Head:
-    """Return the head of a session's rows, without its size."""
-    ids: dict[str, list[str]] = {"executions": [], "runs": [], "identifiers": []}
-    session: dict[str, Any] = {}
-    for table, row in rows:
-        if table == "sessions":
-            session = row
-        elif table in ids:
-            ids[table].append(row["identifier" if table == "identifiers" else "id"])
-    return Head(
-        principal=session["principal"],
-        environment=session["environment"],
-        slept_at=session["used_at"],
-        end=session["end"],
-        variables=tuple(json.loads(session["variables"])),
-        unkept=tuple(json.loads(session["unkept"])),
-        executions=tuple(ids["executions"]),
-        runs=tuple(ids["runs"]),
-        identifiers=tuple(ids["identifiers"]),
-        bundle="",
-        size_bytes=0,
-    )
-
-
-def _as_json(value: Owner | Head) -> bytes:
-    return json.dumps({name: getattr(value, name) for name in value.__slots__}).encode()
-
-
-def _name(session_id: str, number: int, kind: str) -> str:
-    return f"sessions/{session_id}/{number:010}.{kind}"
-
-
-def _number(name: str) -> int:
-    digits = name.rpartition("/")[2].partition(".")[0]
-    return int(digits) if digits.isdecimal() and len(digits) < 18 else 0
-
-
-def _standing(objects: list[StoredObject]) -> Standing:
-    numbers = {
-        kind: max((_number(each.name) for each in objects if each.name.endswith(kind)), default=0)
-        for kind in (".head", ".owner")
-    }
-    return Standing(numbers[".head"], numbers[".owner"], tuple(objects))
