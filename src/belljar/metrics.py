@@ -119,6 +119,12 @@ refusals = Counter(
 )
 journal_failures = Counter("belljar_journal_failures", "Times that the journal could not be written")
 outputs_dropped = Counter("belljar_outputs_dropped", "Executions whose output was dropped to keep within journal_mb")
+webhooks = Counter(
+    "belljar_webhooks",
+    "Questions that inbox_webhook was told of, that it did not take, or that found no room to wait",
+    ("outcome",),
+    ("sent", "failed", "dropped"),
+)
 
 fleet_placements = Counter(
     "belljar_fleet_placements",
@@ -144,6 +150,7 @@ COUNTERS: Final = (
     refusals,
     journal_failures,
     outputs_dropped,
+    webhooks,
     fleet_placements,
     fleet_relays,
     fleet_losses,

@@ -277,6 +277,12 @@ async def open_runtime(
                         library,
                     )
                     async with AsyncExitStack() as stack:
+                        if settings.inbox_webhook.get_secret_value():
+                            # Imported here, because few have one.
+                            from belljar.questions.webhook import open_webhook
+
+                            name_of = partial(_session_name, registry)
+                            await stack.enter_async_context(open_webhook(settings, registry.inbox, name_of))
                         for product in products():
                             part = product.open(runtime, preparing if takes_runs else None)
                             runtime.parts[product.name] = await stack.enter_async_context(part)
@@ -312,6 +318,11 @@ async def _sweep_periodically(registry: Registry) -> None:
         except Exception:
             # A session that cannot be ended must not keep the others from being swept.
             log.exception("sweep failed")
+
+
+def _session_name(registry: Registry, session_id: str) -> str:
+    session = registry.find_open(session_id)
+    return session.reason if session is not None else ""
 
 
 def _open_stored(settings: Settings, sessions: Path, journal: Journal, run: str) -> "StoredSessions | None":

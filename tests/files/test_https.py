@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -20,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from belljar.egress.rules import Address, parse_rule, refusal
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
-from belljar.files.https import Reach, fetch_https, fetch_https_into, send_https
+from belljar.files.https import Reach, fetch_https, fetch_https_into, is_loopback_name, post_https, send_https
 
 pytestmark = pytest.mark.anyio
 
@@ -221,9 +222,9 @@ async def test_a_redirect_to_a_private_address_is_refused(certificate: Certifica
         store.answer = redirect(f"https://127.0.0.1:{store.port}/inner?{SECRET}")
         resolver(monkeypatch, "127.0.0.1")
 
-        def refuse_from_the_second_hop(address: Address, *, allow_private: bool) -> str:
+        def refuse_from_the_second_hop(address: Address, port: int, *, allow_private: bool) -> str:
             # The first hop stands for a public host, though it must be on this machine.
-            return refusal(address, allow_private=allow_private) if store.requests else ""
+            return refusal(address, port, allow_private=allow_private) if store.requests else ""
 
         monkeypatch.setattr("belljar.files.https.refusal", refuse_from_the_second_hop)
         with pytest.raises(InvalidArgument, match=r"https://127\.0\.0\.1:\d+ leads to a private address") as refused:
@@ -450,3 +451,30 @@ async def test_a_fetched_file_that_cannot_be_written_is_told_with_its_reason(cer
             await fetch_https_into(
                 file, store.url(), 1000, reach=Reach(allow_private=True), ssl_context=certificate.client
             )
+
+
+async def test_a_post_is_answered_with_a_status_and_follows_no_redirect(certificate: Certificate) -> None:
+    answer = b"HTTP/1.1 307 There\r\nLocation: https://store.example/\r\nRetry-After: 7\r\n\r\n"
+    async with open_store(certificate, answer) as store:
+        reach = Reach([parse_rule(f"localhost:{store.port}")], allow_own=True)
+        given: dict[str, Any] = {"reach": reach, "deadline_s": 30.0, "ssl_context": certificate.client}
+        assert await post_https(store.url(), b"told", [("webhook-id", "a")], **given) == (307, "7")
+        with pytest.raises(InvalidArgument, match="no host that the setting egress allows"):
+            await post_https(store.url(host="127.0.0.1"), b"told", [], **given)
+    assert store.bodies == [b"told"]
+    assert store.requests[0].startswith(f"POST /file?{SECRET} ")
+
+
+@pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com", "10.0.0.1", "[::2]", "localhost.example"])
+async def test_a_post_without_tls_goes_to_this_machine_only(host: str) -> None:
+    with pytest.raises(InvalidArgument, match="only https"):
+        await post_https(f"http://{host}/", b"told", [], reach=Reach(allow_own=True), deadline_s=30.0)
+    with pytest.raises(InvalidArgument, match="only https"):
+        await post_https("http://localhost/", b"told", [], reach=Reach(allow_private=True), deadline_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"), [("localhost", True), ("::1", True), ("127.0.0.9", True), ("127.a", False)]
+)
+def test_a_loopback_name_is_told_from_others(host: str, is_own: bool) -> None:
+    assert is_loopback_name(host) is is_own

@@ -1,4 +1,4 @@
-"""Fetches one https: URL that a caller named, or sends a file to one, without opening the host's private network.
+"""Fetches one https: URL, sends a file to one or posts to one, without opening the host's private network.
 
 A host is resolved once for each redirect, all its addresses are checked, and the connection goes to a checked address,
 so that a name cannot resolve to another one in between. An HTTP client library would log URLs, and with them signatures
@@ -47,14 +47,16 @@ class _Target:
     host: str
     port: int
     resource: str
+    is_plain: bool = False
+    """Whether it is reached without TLS: at this machine only, where the operator named the URL."""
 
     def __str__(self) -> str:
-        return f"https://{self.authority}"
+        return f"{'http' if self.is_plain else 'https'}://{self.authority}"
 
     @property
     def authority(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == 443 else f"{host}:{self.port}"
+        return host if self.port == (80 if self.is_plain else 443) else f"{host}:{self.port}"
 
 
 Done = TypeVar("Done")
@@ -68,6 +70,8 @@ class Reach:
     rules: Sequence[Rule] | None = None
     """Rules of the egress setting; None where any public host may be reached."""
     allow_private: bool = False
+    allow_own: bool = False
+    """Whether a URL may name this machine itself by a loopback name, then also without TLS: the operator wrote it."""
 
     def refusal(self, host: str, port: int) -> str:
         """Return why a host may not be connected to, whatever its addresses are; empty if it may."""
@@ -75,6 +79,19 @@ class Reach:
         if self.rules is None or any(rule.allows(plain, port) for rule in self.rules):
             return ""
         return "it is no host that the setting egress allows"
+
+    def refusal_of_address(self, address: Address, target: _Target) -> str:
+        """Return why an address that the target's host has may not be connected to; empty if it may."""
+        is_own = self.allow_own and is_loopback_name(target.host)
+        if is_own and not address.is_loopback:
+            return "an address off this machine"
+        return refusal(address, target.port, allow_private=self.allow_private or is_own)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Return whether a host is this machine by its name alone."""
+    plain = plain_host(f"[{host}]" if ":" in host else host)
+    return plain in ("localhost", "::1") or (plain.startswith("127.") and plain.replace(".", "").isdecimal())
 
 
 PUBLIC = Reach()
@@ -151,6 +168,37 @@ async def send_https(
     )
 
 
+async def post_https(
+    url: str,
+    body: bytes,
+    headers: Sequence[tuple[str, str]],
+    *,
+    reach: Reach,
+    deadline_s: float,
+    ssl_context: ssl.SSLContext | None = None,
+) -> tuple[int, str]:
+    """Post `body` to `url`; return the status of the answer and its Retry-After. Nothing else of it is read.
+
+    A redirect is not followed, it is the answer.
+    """
+
+    async def exchange(stream: ByteStream, target: _Target) -> tuple[int, str]:
+        connection = h11.Connection(h11.CLIENT)
+        length = ("Content-Length", str(len(body)))
+        request = connection.send(_request("POST", target, [length, *headers])) or b""
+        await stream.send(request + (connection.send(h11.Data(data=body)) or b""))
+        connection.send(h11.EndOfMessage())
+        status, answered = await _answer(connection, stream)
+        return status, answered.get(b"retry-after", "")
+
+    target = _parse(url, allow_plain=reach.allow_own)
+    try:
+        with anyio.fail_after(deadline_s):
+            return await _exchange_with(target, exchange, ssl_context or _verifying_context(), reach)
+    except TimeoutError:
+        raise InvalidArgument(f"{target} did not answer within {deadline_s:g} s", hint="Try again") from None
+
+
 Exchange = Callable[[ByteStream, "_Target"], Awaitable["Done | _Redirect"]]
 
 
@@ -198,16 +246,17 @@ def _unparsable() -> InvalidArgument:
     return InvalidArgument("the url cannot be parsed", hint="Use a complete https: URL")
 
 
-def _parse(url: str) -> _Target:
+def _parse(url: str, *, allow_plain: bool = False) -> _Target:
     try:
         split = urlsplit(url)
-        port = split.port or 443
+        is_plain = allow_plain and split.scheme == "http" and is_loopback_name(split.hostname or "")
+        port = split.port or (80 if is_plain else 443)
         host = _ascii_host(split)
         path = quote(split.path, safe=_UNRESERVED) or "/"
         query = f"?{quote(split.query, safe=_UNRESERVED)}" if split.query else ""
     except ValueError:
         raise _unparsable() from None
-    if split.scheme != "https":
+    if split.scheme != "https" and not is_plain:
         raise InvalidArgument(
             f"the url leads to the scheme {split.scheme[:20]!r}, and only https is fetched",
             hint="Use an https: URL, or upload the content as base64",
@@ -216,7 +265,7 @@ def _parse(url: str) -> _Target:
         raise InvalidArgument("the url names no host", hint="Use a complete https: URL")
     if "@" in split.netloc:
         raise InvalidArgument("the url contains a user name", hint="Use a signed URL without credentials in it")
-    return _Target(host, port, path + query)
+    return _Target(host, port, path + query, is_plain)
 
 
 def _ascii_host(split: SplitResult) -> str:
@@ -225,15 +274,15 @@ def _ascii_host(split: SplitResult) -> str:
 
 
 async def _exchange_with(
-    target: _Target, exchange: "Exchange[Done]", context: ssl.SSLContext, reach: Reach
-) -> "Done | _Redirect":
+    target: _Target, exchange: Callable[[ByteStream, _Target], Awaitable[Done]], context: ssl.SSLContext, reach: Reach
+) -> Done:
     if reason := reach.refusal(target.host, target.port):
         raise InvalidArgument(
             f"{target} is not reached: {reason}", hint=f"The operator can add {target.host}:{target.port} to egress"
         )
     addresses = await _resolve(target)
     for address in addresses:
-        if reason := refusal(address, target.port, allow_private=reach.allow_private):
+        if reason := reach.refusal_of_address(address, target):
             raise InvalidArgument(
                 f"{target} leads to {reason}, which is not fetched",
                 hint="Use a public URL, or upload the content as text or base64",
@@ -268,11 +317,13 @@ async def _resolve(target: _Target) -> list[Address]:
 
 
 async def _connect(target: _Target, addresses: list[Address], context: ssl.SSLContext) -> ByteStream:
-    """Open a verified connection to the first address that answers."""
+    """Open a connection to the first address that answers, verified but for a plain one to this machine."""
     failure: OSError = OSError("no address")
     for address in addresses:
         try:
             with anyio.fail_after(_CONNECT_S):
+                if target.is_plain:
+                    return await anyio.connect_tcp(str(address), target.port)
                 return await anyio.connect_tcp(
                     str(address),
                     target.port,

@@ -13,7 +13,7 @@ from belljar.errors import SettingsError
 from belljar.settings.keys import MASK, masked
 from belljar.settings.kinds import NONE
 
-_SECRET = ("api_keys", "fleet_key", "mcp_servers", "store_key")
+_SECRET = ("api_keys", "fleet_key", "inbox_webhook", "inbox_webhook_secret", "mcp_servers", "store_key")
 SettingsTable = type[BaseSettings]
 
 

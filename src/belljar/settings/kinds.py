@@ -1,7 +1,9 @@
 """The kinds of values that settings take, each with the check that a type alone cannot make."""
 
+import binascii
 import keyword
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
@@ -204,6 +206,34 @@ def public_address(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
         raise ValueError("is no address like https://belljar.example.org, without a path")
     return f"{parts.scheme}://{parts.netloc.lower()}"
+
+
+def checked_webhook(url: SecretStr) -> SecretStr:
+    """Refuse what is no URL that may be posted to: https, or http at this machine."""
+    try:
+        parts = urlsplit(url.get_secret_value())
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        raise ValueError("it is no URL") from None
+    is_own = host in ("localhost", "127.0.0.1", "::1")
+    is_usable = parts.scheme == "https" or (parts.scheme == "http" and is_own)
+    if url.get_secret_value() and not (is_usable and host):
+        raise ValueError("it is neither an https: URL nor an http: URL on this machine")
+    if "@" in parts.netloc or parts.fragment:
+        raise ValueError("it has a user name or a fragment, which are not sent")
+    return url
+
+
+def checked_webhook_secret(secret: SecretStr) -> SecretStr:
+    """Refuse what is no secret as Standard Webhooks write it; empty for none."""
+    text = secret.get_secret_value()
+    try:
+        size = len(b64decode(text.removeprefix("whsec_"), validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    if text and not (text.startswith("whsec_") and 24 <= size <= 64):
+        raise ValueError("it is not whsec_ and the Base64 of 24 to 64 bytes")
+    return secret
 
 
 LEAST_KEY_CHARS = 32

@@ -235,7 +235,7 @@ def _check_from_file(table: SettingsTable, name: str, value: Any, origin: str) -
             f"api_keys in {origin} holds a key in plain text",
             hint="Run `belljar key` and put the line it prints there: NAME:sha256:HEX",
         )
-    if name in ("azure_key", "fleet_key", "store_key") and value:
+    if name in ("azure_key", "fleet_key", "inbox_webhook_secret", "store_key") and value:
         raise SettingsError(
             f"{name} in {origin} is a key in plain text", hint=f"Set the variable {variable(name)} instead"
         )

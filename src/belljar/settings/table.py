@@ -31,6 +31,8 @@ from belljar.settings.kinds import (
     checked_rule,
     checked_store,
     checked_store_key,
+    checked_webhook,
+    checked_webhook_secret,
     level_name,
     limit,
     public_address,
@@ -589,6 +591,17 @@ class Settings(BaseSettings):
         600,
         description="How long a cell may wait for answers of people, all its questions together; its own time stands "
         "still meanwhile.",
+    )
+    inbox_webhook: Annotated[SecretStr, AfterValidator(checked_webhook)] = Field(
+        SecretStr(""),
+        description="A URL that is told of each new question that waits for a person, without code and values; "
+        "`egress` has to allow its host.",
+        json_schema_extra={"allowed": "an https: URL, an http: URL on this machine, or empty text"},
+    )
+    inbox_webhook_secret: Annotated[SecretStr, AfterValidator(checked_webhook_secret)] = Field(
+        SecretStr(""),
+        description="Signs what is sent there, as Standard Webhooks do; a file may not hold it.",
+        json_schema_extra={"allowed": "`whsec_` and what `openssl rand -base64 32` prints, or empty text"},
     )
     try_code: bool = Field(
         False,
