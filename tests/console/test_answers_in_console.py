@@ -46,6 +46,11 @@ answered_in = "console"
 
 [[tools]]
 match = "book.publish"
+when = 'arguments.text.startsWith("rare")'
+max_calls = 1
+
+[[tools]]
+match = "book.publish"
 decision = "ask"
 require = [{expression = 'size(arguments.text) < 40', reason = "short notes only"}]
 """
@@ -158,7 +163,13 @@ async def test_arguments_are_changed_checked_and_sent_as_they_were_allowed(place
         assert (await place.agent.ended(question.execution_id)).status == "ok"
         assert "second" in path.read_text()
         assert "first" not in path.read_text()
-        for edited, why in [({"text": "x" * 50}, "the arguments that"), ({"nothing": 1}, "nothing")]:
+        rare = {"text": "rare"}
+        for edited, why in [
+            ({"text": "x" * 50}, "the arguments that"),
+            ({"nothing": 1}, "nothing"),
+            (rare, "rare"),
+            (rare, "the arguments that"),
+        ]:
             question = await asked(place, code)
             form = {"action": "accept", "edited": json.dumps(edited)}
             await browser.post(f"/console/inbox/{question.id}", data=form)

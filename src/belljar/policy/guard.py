@@ -298,6 +298,28 @@ class Guard:
                 return False
         return True
 
+    async def allows_changed(self, judged: ToolCallFacts, call: ToolCallFacts, approved: Approval) -> bool:
+        """Return whether a judged call may go out with the arguments that a person gave it.
+
+        If so, it counts towards the limits of the rules that hold only now.
+        """
+        async with self._judging:
+            if not await self.allows(call, approved):
+                return False
+            count = self._memory.count(_key(call)) - 1
+            before, after = call_values(judged, count), call_values(call, count)
+            added = [
+                rule
+                for rule in self._compiled.tools
+                if rule.matches(call) and await rule.holds(call, after) and not await rule.holds(judged, before)
+            ]
+            has_rates = any(rule.rate is not None for rule in added)
+            with self._compiled.rates.turn() if has_rates else nullcontext():
+                if any(self._limited(rule) is not None for rule in added):
+                    return False
+                self._count_rules(added)
+            return True
+
     def record_decision(
         self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "", *, execution_id: str = ""
     ) -> None:
@@ -378,7 +400,11 @@ class Guard:
     def _count(self, key: str, rules: list[CheckedRule]) -> None:
         if not self._compiled.tools:
             return
-        self._memory.add(key, *(rule.name for rule in rules if rule.rule.max_calls is not None))
+        self._memory.add(key)
+        self._count_rules(rules)
+
+    def _count_rules(self, rules: list[CheckedRule]) -> None:
+        self._memory.add(*(rule.name for rule in rules if rule.rule.max_calls is not None))
         for rule in rules:
             if rule.rate is not None:
                 self._compiled.rates.add((self._principal, rule.name), rule.rate[0])

@@ -342,9 +342,9 @@ class Broker:
             question = Question(text, is_ours=True, in_console=in_console, about=about)
             outcome, reason, by, edited = await self._ask_approval(calls, question, verdict.reason)
         if edited:
-            arguments = self._check_arguments(tool, json.loads(edited))
+            judged, arguments = call, self._check_arguments(tool, json.loads(edited))
             call = self._facts(tool, arguments)
-            if not await self._allows(tool, arguments, approval):
+            if not await self._allows_changed(judged, call, approval):
                 outcome, reason = (
                     "denied",
                     f"the policy does not allow it with the arguments that {by or 'a person'} gave",
@@ -406,6 +406,15 @@ class Broker:
                 return False
         verdict = await self._plugins.judge_tool_call(call)
         return verdict.decision != "deny" and (verdict.decision != "ask" or approved != "")
+
+    async def _allows_changed(self, judged: ToolCallFacts, call: ToolCallFacts, approved: "Approval") -> bool:
+        """Return whether the call may go out with the arguments that a person gave it."""
+        if (await self._plugins.judge_tool_call(call)).decision == "deny":
+            return False
+        for guard in self._guards:
+            if not await guard.allows_changed(judged, call, approved):
+                return False
+        return True
 
     async def _send(self, calls: ExecutionCalls, tool: ToolDefinition, arguments: JsonObject) -> ToolAnswer:
         questions = CallQuestions(calls, tool.server, self._redact)
