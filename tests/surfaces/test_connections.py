@@ -50,15 +50,15 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from belljar.http import app
+import belljar.http.app as serving
 from belljar.http.health import health
 
 async def pause(_):
     return PlainTextResponse("pausing", background=BackgroundTask(os.kill, os.getpid(), signal.SIGSTOP))
 
-http.IDLE_S = {PAUSED_S}
+serving.IDLE_S = {PAUSED_S}
 app = Starlette(routes=[Route("/health", health), Route("/pause", pause)])
-anyio.run(lambda: http.serve_http(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True)))
+anyio.run(lambda: serving.serve_http(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True)))
 """
 
 

@@ -144,7 +144,9 @@ class Asking:
     def wants_console(self, verdict: Verdict) -> bool:
         return False
 
-    def record_decision(self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "") -> None:
+    def record_decision(
+        self, call: ToolCallFacts, verdict: Verdict, outcome: str, by: str = "", *, execution_id: str = ""
+    ) -> None:
         self.outcomes.append(outcome)
 
 

@@ -19,7 +19,7 @@ MAX_COLUMNS: Final = 200
 _MAX_SPAN: Final = 1_000
 _MAX_TEXT: Final = 500
 _TOKEN: Final = re.compile(r"<(?P<end>/?)(?P<tag>[a-z0-9]{1,10})(?P<rest>(?:\s[^<>]{0,200})?)>|(?P<text>[^<]+)")
-_ATTRIBUTE: Final = re.compile(r'\s+([a-z]+)(?:="([^"<>&]*)")?')
+_ATTRIBUTE: Final = re.compile(r'\s([a-z]+)(?:="([^"<>&]*)")?')
 _TAGS: Final = frozenset({"div", "style", "small", "table", "thead", "tbody", "tr", "th", "td", "p", "br"})
 _ATTRIBUTES: Final = frozenset(
     {"border", "class", "colspan", "halign", "rowspan", "scope", "scoped", "style", "valign"}
