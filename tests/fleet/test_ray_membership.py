@@ -1,15 +1,15 @@
 """What the controller of a fleet under Ray decides by what agents and Ray tell it."""
 
 from belljar.fleet.ray import membership
-from belljar.fleet.ray.membership import Membership, Report
+from belljar.fleet.ray.membership import MachineReport, Membership
 
 A, B, C = "http://10.0.0.1:8100", "http://10.0.0.2:8100", "http://10.0.0.3:8100"
 
 
 def report(
     state: membership.State = "ready", sessions: int = 0, *, may_go: bool = True, peers: tuple[str, ...] = ()
-) -> Report:
-    return Report(state, sessions, capacity=10, may_go=may_go, peers=peers)
+) -> MachineReport:
+    return MachineReport(state, sessions, capacity=10, may_go=may_go, peers=peers)
 
 
 class Clock:

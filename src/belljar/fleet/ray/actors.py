@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from belljar.control import ask_sessions
 from belljar.fleet.ray.host import NodeHost
-from belljar.fleet.ray.membership import Membership, Report, State
+from belljar.fleet.ray.membership import MachineReport, Membership, State
 from belljar.servers import WORKERS
 
 RESOURCE: Final = "belljar_host"
@@ -62,7 +62,7 @@ class NodeAgent:
             state = "left" if self._host.has_ended else "starting"
         elif self._is_draining:
             state = "draining"
-        report = Report(
+        report = MachineReport(
             state=state,
             sessions=sum(bool(principal) for _, principal, _ in sessions),
             capacity=told["capacity"],
@@ -146,7 +146,7 @@ class Controller:
         )
         return options.remote()
 
-    def _reports(self) -> dict[str, Report]:
+    def _reports(self) -> dict[str, MachineReport]:
         """Tell all agents of all machines; return what they have answered by now, each to its last question."""
         # One that has not told yet what an earlier controller knew is not told less.
         lines = self._membership.lines()
@@ -157,12 +157,12 @@ class Controller:
         if not waiting:
             return {}
         answered, _ = self._ray.wait([*waiting], num_returns=len(waiting), timeout=_ANSWER_S)
-        reports: dict[str, Report] = {}
+        reports: dict[str, MachineReport] = {}
         for answer in answered:
             node = waiting[answer]
             del self._asked[node]
             try:
-                reports[node] = Report.of(self._ray.get(answer))
+                reports[node] = MachineReport.of(self._ray.get(answer))
             except (self._ray.exceptions.RayError, TypeError) as error:
                 log.warning("the agent of node %s does not answer: %s", node, error)
         return reports

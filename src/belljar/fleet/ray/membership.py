@@ -21,7 +21,7 @@ State = Literal["starting", "ready", "draining", "left"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MachineReport:
     """What the agent of a node tells of its machine."""
 
     state: State
@@ -35,7 +35,7 @@ class Report:
     """The lines of its list."""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Report":
+    def of(cls, told: Mapping[str, Any]) -> "MachineReport":
         """Return what an agent has told, which may be of another version; raise TypeError where too little is said."""
         return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
 
@@ -56,11 +56,11 @@ class Membership:
         self._clock = clock
         self.hosts: dict[str, Host] = {}
         """By their addresses."""
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, MachineReport] = {}
         """The last one of each living node."""
         self._idle_since: float | None = None
 
-    def learn(self, reports: Mapping[str, Report], living: Mapping[str, str], dead: Collection[str]) -> None:
+    def learn(self, reports: Mapping[str, MachineReport], living: Mapping[str, str], dead: Collection[str]) -> None:
         """Take what agents report, the addresses of living nodes, and those of machines whose nodes have died."""
         now = self._clock()
         for node in reports.keys() - self.reports.keys():
