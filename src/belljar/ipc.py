@@ -288,7 +288,7 @@ class Conversations:
 
 
 @asynccontextmanager
-async def listen(path: Path, protocol: Callable[[], asyncio.Protocol]) -> AsyncGenerator[asyncio.Server]:
+async def listen(path: Path, protocol: Callable[[], asyncio.BaseProtocol]) -> AsyncGenerator[asyncio.Server]:
     """Serve this user's processes at `path` by a protocol of asyncio's until the block ends; its connections stay."""
     with socket.socket(socket.AF_UNIX) as listener, reachable(path) as address:
         _bind(listener, address, PRIVATE_MODE)

@@ -6,6 +6,7 @@ import resource
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from belljar.http import connections
 from belljar.http.app import serve_http
 from belljar.http.connections import ConnectionLimiter, connection_limit
 from belljar.http.health import health
+from certificates import make_certificate
 from serving_process import COLD, http_server, serve_over_http
 from waiting import until
 
@@ -39,6 +41,7 @@ DESCRIPTORS = 320
 HALF_HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nhalf"
 HALF_CHUNK = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhal"
+HALF_HELLO = bytes.fromhex("1603010200010001fc0303")
 ASKING = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
@@ -80,7 +83,7 @@ async def _flow(_: Request) -> Response:
 
 
 @asynccontextmanager
-async def _serving(most: int = 256, log_level: str = "ERROR") -> AsyncGenerator[str]:
+async def _serving(most: int = 256, log_level: str = "ERROR", tls: ssl.SSLContext | None = None) -> AsyncGenerator[str]:
     routes = [
         Route("/health", health),
         Route("/echo", _echo, methods=["POST"]),
@@ -97,12 +100,35 @@ async def _serving(most: int = 256, log_level: str = "ERROR") -> AsyncGenerator[
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
             lambda: serve_http(
-                Starlette(routes=routes), "127.0.0.1", 0, on_ready=on_ready, log_level=log_level, max_connections=most
+                Starlette(routes=routes),
+                "127.0.0.1",
+                0,
+                on_ready=on_ready,
+                log_level=log_level,
+                max_connections=most,
+                tls=tls,
             )
         )
         await ready.wait()
         yield urls[0]
         tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    """The certificate of a server, which its clients trust too."""
+    files = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    context.load_verify_locations(files.certificate)
+    return context
+
+
+def _trusting(tls: ssl.SSLContext) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for certificate in tls.get_ca_certs(binary_form=True):
+        context.load_verify_locations(cadata=certificate)
+    return context
 
 
 @pytest.fixture
@@ -195,6 +221,25 @@ async def test_the_oldest_half_open_connection_makes_room_for_a_new_one(beginnin
             opened[-1].setblocking(False)
             with pytest.raises(BlockingIOError):  # the newest is still waited for
                 opened[-1].recv(1)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("beginning", [b"", HALF_HELLO])
+async def test_a_handshake_that_never_ends_is_cut_off(beginning: bytes, tls: ssl.SSLContext):
+    async with _serving(tls=tls) as url:
+        with _connected(url, beginning) as (connection,):
+            assert await anyio.to_thread.run_sync(_said_until_closed, connection) == b""
+
+
+@pytest.mark.parametrize("beginning", [b"", HALF_HELLO, ASKING])
+async def test_connections_that_left_before_their_handshake_take_no_place(beginning: bytes, tls: ssl.SSLContext):
+    async with _serving(most=16, tls=tls) as url:
+        for _ in range(3):
+            with _connected(url, *[beginning] * 40):
+                pass
+        async with httpx.AsyncClient(verify=_trusting(tls)) as client:
+            answers = [await client.post(f"{url}/echo", content=b"x" * 100_000) for _ in range(3)]
+        assert [answer.text for answer in answers] == ["x" * 100_000] * 3
 
 
 async def test_with_every_connection_at_work_the_server_still_says_how_it_is():

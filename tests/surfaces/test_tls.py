@@ -1,6 +1,8 @@
+import socket
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -13,9 +15,11 @@ from belljar.http.app import check_bind
 from belljar.settings import Settings
 from certificates import CertificateFiles, make_certificate
 from live_server import READY, clean_environment
-from waiting import until
+from serving_process import COLD, http_server, serve_over_http
+from waiting import until, until_blocking
 
 KEY = "key-of-ada-0123456789"
+MOST = 16
 IDENTIFIER = "a-sensitive-identifier"
 
 
@@ -103,3 +107,46 @@ def test_the_doctor_says_when_a_certificate_ends(tmp_path: Path, days: float, st
     assert [(finding.status, finding.section) for finding in findings] == [(status, "tls")]
     assert said in findings[0].detail
     assert not [*doctor._check_tls(Settings())]
+
+
+def _sockets(pid: int) -> int:
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += str(link.readlink()).startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("beginning", [b"", bytes.fromhex("1603010200010001fc0303")], ids=["silent", "half a hello"])
+def test_200_handshakes_that_do_not_end_hold_no_more_sockets_than_connections_are_allowed(
+    beginning: bytes, default_environment: Environment, tmp_path: Path
+) -> None:
+    """At the port for clients and at the one for other machines, whose servers are answered beside them."""
+    files = make_certificate(tmp_path / "tls")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        fleet = probe.getsockname()[1]
+    (tmp_path / "peers").write_text(f"https://127.0.0.1:{fleet}\n")
+    chosen = {
+        **COLD,
+        "BELLJAR_TLS_CERTIFICATE": str(files.certificate),
+        "BELLJAR_TLS_KEY": str(files.key),
+        "BELLJAR_MAX_CONNECTIONS": str(MOST),
+        "BELLJAR_FLEET_ADDRESS": f"127.0.0.1:{fleet}",
+        "BELLJAR_FLEET_PEERS": f"file:{tmp_path / 'peers'}",
+        "BELLJAR_FLEET_KEY": "f" * 32,
+    }
+    context = ssl.create_default_context(cafile=str(files.certificate))
+    with (
+        http_server(serve_over_http(default_environment), tmp_path, **chosen) as (url, process),
+        httpx.Client(verify=context, timeout=20) as client,
+        ExitStack() as stack,
+    ):
+        for asked, status in ((f"{url}/health", 200), (f"https://127.0.0.1:{fleet}/fleet/about", 403)):
+            assert client.get(asked).status_code == status
+            before, port = _sockets(process.pid), httpx.URL(asked).port
+            for _ in range(200):
+                opened = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                opened.sendall(beginning)
+            # Connections are accepted in their order: all those before this one were.
+            assert client.get(asked, headers={"connection": "close"}).status_code == status
+            until_blocking(lambda before=before: _sockets(process.pid) <= before + MOST, limit_s=8)

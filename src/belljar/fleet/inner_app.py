@@ -256,8 +256,8 @@ async def open_asserted_app(
 
     loop = asyncio.get_running_loop()
     try:
-        async with answering(make, most=runtime.settings.max_connections) as protocol:
-            server = await loop.create_server(protocol, sock=listener, ssl=tls)
+        async with answering(make, most=runtime.settings.max_connections, tls=tls) as protocol:
+            server = await loop.create_server(protocol, sock=listener)
             try:
                 yield
             finally:

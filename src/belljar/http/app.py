@@ -313,7 +313,7 @@ async def serve_http(
     """
     with await open_listener(host, port, shares_port=shares_port) as listener:
         url = f"{'https' if tls else 'http'}://{_in_url(host)}:{listener.getsockname()[1]}"
-        connections = ConnectionLimiter(connection_limit(max_connections))
+        connections = ConnectionLimiter(connection_limit(max_connections), tls=tls)
         config = uvicorn.Config(
             app,
             http=connections.protocol,  # pyright: ignore[reportArgumentType]  # called, and nothing else
@@ -329,7 +329,6 @@ async def serve_http(
             lifespan="off",
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=_GRACE_S,
-            ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
         async with app.router.lifespan_context(app), connections.watch():
             await _serve_until_stopped(_Server(config, lambda: on_ready(url), before_exit), listener)

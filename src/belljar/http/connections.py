@@ -2,7 +2,8 @@
 
 uvicorn limits neither the number of connections nor the time that a request takes to arrive. Both cost descriptors,
 which sessions need too. So each connection has a phase, each phase has a time limit, and when there are too many
-connections, the oldest one that has not sent a whole request is closed to make place for the next.
+connections, the oldest one that has not sent a whole request is closed to make place for the next. All this begins when
+a connection is accepted: with TLS, asyncio would tell of it only after the handshake, for which it allows a minute.
 Knows nothing of tools or sessions.
 """
 
@@ -13,6 +14,8 @@ import os
 import resource
 import select
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
@@ -23,6 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from belljar import ipc, metrics
@@ -30,7 +34,8 @@ from belljar.errors import out_of_descriptors
 from belljar.http.auth import current_principal
 
 HEAD_S: Final = 10.0
-"""Time for a request's head to be complete, counted from the start of the connection or from the last answer."""
+"""Time for a request's head to be complete, counted from the start of the connection, with a TLS handshake, or from the
+last answer."""
 BODY_S: Final = 30.0
 """Time for a request's body to be complete, plus a second for every BODY_RATE bytes that arrive."""
 BODY_RATE: Final = 16_384
@@ -67,8 +72,16 @@ def connection_limit(wanted: int) -> int:
 class ConnectionLimiter:
     """All connections of one server, and the limit on their number."""
 
-    def __init__(self, most: int, *, reserve: int = _RESERVE, unread_s: float | None = None) -> None:
+    def __init__(
+        self,
+        most: int,
+        *,
+        reserve: int = _RESERVE,
+        unread_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.most = most
+        self._tls = tls
         self._reserved = reserve
         self._unread_s = unread_s
         self._open: set[BoundedProtocol] = set()
@@ -86,9 +99,10 @@ class ConnectionLimiter:
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> "BoundedProtocol":
+    ) -> "BoundedProtocol | CountedTls":
         """Make the protocol of a connection; uvicorn calls this as it would call the protocol's class."""
-        return BoundedProtocol(self, config, server_state, app_state)
+        served = BoundedProtocol(self, config, server_state, app_state)
+        return served if self._tls is None else CountedTls(served, self._tls)
 
     def admit(self, connection: "BoundedProtocol") -> Literal["served", "health-only", "refused"]:
         """Decide what a new connection gets: full service, only its health ("health-only"), or nothing."""
@@ -134,7 +148,7 @@ class ConnectionLimiter:
             victim = next((each for waiting in by_peer for each in waiting if each.rank == rank), None)
             if victim is not None:
                 self.forget(victim)
-                victim.transport.abort()
+                victim.abort()
                 return
 
     def note_phase(self, connection: "BoundedProtocol", phase: Phase) -> None:
@@ -153,7 +167,7 @@ class ConnectionLimiter:
     def abort_all(self) -> None:
         """Close every connection now."""
         for connection in [*self._open]:
-            connection.transport.abort()
+            connection.abort()
 
     def forget(self, connection: "BoundedProtocol") -> None:
         """Stop counting a connection that is closed or is about to be; may be called twice."""
@@ -199,7 +213,7 @@ class ConnectionLimiter:
                 continue
             self._has_reserve()
             for connection in [each for each in self._open if each.is_overdue(now)]:
-                connection.transport.abort()
+                connection.abort()
 
 
 class BoundedProtocol(H11Protocol):
@@ -210,6 +224,8 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._all = connections
+        self._accepted: asyncio.Transport | None = None
+        """The transport of the socket, which is below that of TLS."""
         self.peer = ""
         self.phase: Phase = "head"
         self._is_proven = False
@@ -223,7 +239,15 @@ class BoundedProtocol(H11Protocol):
         if listener is not None and listener.family == socket.AF_UNIX and (user := ipc.peer_of(listener)) is not None:
             self.app_state = {**self.app_state, "peer_uid": user.uid}
         super().connection_made(transport)
-        self.peer = self.client[0] if self.client else ""
+        if self._accepted is None:
+            self.accept(transport)
+
+    def accept(self, transport: asyncio.Transport) -> None:
+        """Count the connection from now on; with TLS, before its handshake."""
+        self._accepted = self.transport = transport
+        self.connections.add(self)  # which uvicorn closes at its end
+        client = get_remote_addr(transport)
+        self.peer = client[0] if client else ""
         admission = self._all.admit(self)
         if admission == "refused":
             transport.abort()
@@ -232,9 +256,19 @@ class BoundedProtocol(H11Protocol):
             self.app = _health_only(self.app)  # pyright: ignore[reportAttributeAccessIssue]
         self._enter("head")
 
+    def abort(self) -> None:
+        """Close the connection now, in whatever state its TLS is."""
+        if self._accepted is not None:
+            self._accepted.abort()
+
+    def forget(self) -> None:
+        """Stop counting the connection; may be called twice."""
+        self.connections.discard(self)
+        self._all.forget(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
-        self._all.forget(self)
+        self.forget()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -308,6 +342,24 @@ class BoundedProtocol(H11Protocol):
         self._since = self.loop.time()
         self._received = 0
         self._all.note_phase(self, phase)
+
+
+class CountedTls(SSLProtocol):
+    """asyncio's TLS of a connection that is counted before the handshake."""
+
+    def __init__(self, served: BoundedProtocol, tls: ssl.SSLContext) -> None:
+        super().__init__(served.loop, served, tls, None, server_side=True)  # type: ignore[arg-type]
+        self._served = served
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        self._served.accept(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio, which tells `served` only what happens after the handshake."""
+        super().connection_lost(exc)
+        self._served.forget()
 
 
 def _health_only(app: ASGIApp) -> ASGIApp:

@@ -23,6 +23,8 @@ from belljar.servers import HTTP_SOCKET
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -67,14 +69,14 @@ async def open_socket(
 
 @asynccontextmanager
 async def answering(
-    make: Callable[[], "ASGIApp"], *, most: int, unread_s: float | None = None
-) -> AsyncGenerator[Callable[[], asyncio.Protocol]]:
+    make: Callable[[], "ASGIApp"], *, most: int, unread_s: float | None = None, tls: "ssl.SSLContext | None" = None
+) -> AsyncGenerator[Callable[[], asyncio.BaseProtocol]]:
     """Yield what makes the protocol of each connection; at the end, connections are cut off and waited for."""
     made: list[_Answering] = []
 
-    def protocol() -> asyncio.Protocol:
+    def protocol() -> asyncio.BaseProtocol:
         if not made:
-            made.append(_Answering(make(), most, unread_s))
+            made.append(_Answering(make(), most, unread_s, tls))
         return made[0].protocol()
 
     try:
@@ -87,14 +89,14 @@ async def answering(
 class _Answering:
     """The connections of a socket, and what answers on them."""
 
-    def __init__(self, app: "ASGIApp", most: int, unread_s: float | None) -> None:
+    def __init__(self, app: "ASGIApp", most: int, unread_s: float | None, tls: "ssl.SSLContext | None") -> None:
         from uvicorn.config import Config
         from uvicorn.server import ServerState
 
         from belljar.http.connections import IDLE_S, ConnectionLimiter, connection_limit
 
         # Descriptors in reserve are for the health of the server, which is asked elsewhere.
-        self._connections = ConnectionLimiter(connection_limit(most), reserve=0, unread_s=unread_s)
+        self._connections = ConnectionLimiter(connection_limit(most), reserve=0, unread_s=unread_s, tls=tls)
         self._state = ServerState()
         self._config = Config(
             app,
@@ -110,7 +112,7 @@ class _Answering:
         )
         self._watching = asyncio.get_running_loop().create_task(self._connections.close_overdue())
 
-    def protocol(self) -> asyncio.Protocol:
+    def protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection."""
         return self._connections.protocol(self._config, self._state, {})
 
