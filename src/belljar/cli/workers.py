@@ -29,6 +29,7 @@ from urllib.parse import quote
 import typer
 
 from belljar import ipc, logs
+from belljar.cli import uncollected_imports
 from belljar.errors import SettingsError
 from belljar.files.private import make_missing
 from belljar.servers import FLEET_SOCKET, WORKERS
@@ -97,7 +98,8 @@ def start(flags: Mapping[str, Any], worker: int = 0) -> None:
         if count > 1 or left:
             sys.exit(asyncio.run(_Parent(settings, flags, count, left).run()))
     # Imported here, because the parent needs none of it.
-    from belljar.cli.serve import serve
+    with uncollected_imports():
+        from belljar.cli.serve import serve
 
     asyncio.run(serve(settings, env_file, worker))
 
