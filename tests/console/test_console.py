@@ -490,6 +490,28 @@ async def test_the_other_pages_show_what_there_is(place: Place, ran: dict[str, s
         assert (await browser.get("/api/v1/usage")).json()["interval_s"] == 5
 
 
+async def test_search_finds_cells_and_shows_what_they_printed_as_text(place: Place) -> None:
+    ran = await place.agent.execute("print('<script>alert(1)</script> platypus')  # <b>")
+    for _ in range(52):
+        await place.agent.execute("1", ran.session_id)
+    async with place.operator() as browser, place.person(BOB) as bob:
+        page = (await browser.get("/console/search", params={"q": "platyp"})).text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt; <mark>platypus</mark>" in page
+        assert "<script>alert" not in page
+        link = f"/console/sessions/{ran.session_id}?cell={ran.execution_id}"
+        assert f'href="{link}#cell-{ran.execution_id}"' in page
+        # The page of the session begins with the cell, although 50 others came after it.
+        assert f'id="cell-{ran.execution_id}"' in (await browser.get(link)).text
+        assert f'id="cell-{ran.execution_id}"' not in (await browser.get(f"/console/sessions/{ran.session_id}")).text
+        assert "No cell has this" in (await bob.get("/console/search", params={"q": "platyp"})).text
+        for text, words in [("x" * 10_000, "10,000 characters"), ('"', "no word"), ("", "The code and the output")]:
+            answer = await browser.get("/console/search", params={"q": text})
+            assert (answer.status_code, words in answer.text) == (200, True)
+        assert (await browser.get("/console/search?q=a&cursor=AAAA")).status_code == 200
+        hostile = await browser.get("/console/search?q=%22%00%ED%A0%80%3Cscript%3Eplatypus")
+        assert (hostile.status_code, "<script>platypus" in hostile.text) == (200, False)
+
+
 async def test_wrong_keys_are_slowed_down(place: Place) -> None:
     place.console.sign_in.failures = FailedSignIns()
     async with place.browser() as browser:

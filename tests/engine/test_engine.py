@@ -545,3 +545,25 @@ async def test_a_cell_whose_kernel_starts_is_interrupted_at_once(
     assert (entry.status, entry.cause) == ("interrupted", "interrupted by olga before its code began; it never ran")
     may_start.set()
     assert (await agent.execute("2", session.id)).result == "2"
+
+
+async def test_finds_cells_by_words_of_code_and_output_and_none_of_another_owner(
+    engine: Engine, agent: Caller, runtime: Runtime
+) -> None:
+    word = f"quokka{type(engine).__name__}"
+    ran = await agent.execute(f"print('{word} ' + 'jumps')")
+    again = await agent.execute(f"'{word}' + '!'", ran.session_id)
+    first = await engine.search(OPERATOR, word.lower(), limit=1)
+    assert [cell.execution_id for cell in first.items] == [again.execution_id]
+    rest = await engine.search(OPERATOR, word.lower(), first.next or "")
+    (cell,) = rest.items
+    assert (cell.execution_id, cell.session_id, rest.next) == (ran.execution_id, ran.session_id, None)
+    assert cell.session_name == f"print('{word} ' + 'jumps')"
+    assert [(piece.text, piece.is_match) for piece in cell.output] == [(word, True), (" jumps\n", False)]
+    assert (await engine.search(STRANGER, word)).items == []
+    with pytest.raises(InvalidArgument):
+        await engine.search(OPERATOR, "x" * 10_000)
+    with pytest.raises(InvalidArgument):
+        await engine.search(OPERATOR, word, "AAAA")
+    await engine.end(OPERATOR, ran.session_id)
+    assert (await engine.search(OPERATOR, word)).items == []

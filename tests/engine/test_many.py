@@ -89,3 +89,13 @@ async def test_a_server_that_is_silent_may_have_taken_an_answer_and_is_named_bef
     assert "look before you repeat it" in refused.value.hint
     with pytest.raises(QuestionNotFound):
         await servers_of(servers[0].settings.data_directory).answer(OPERATOR, "nothing", "accept", {})
+
+
+async def test_cells_of_all_servers_are_searched_and_told_once(servers: tuple[Runtime, Runtime]) -> None:
+    engines = [server.late_engine.get() for server in servers]
+    ran = [(await engine.submit(OPERATOR, "", "wombat = 1", wait_s=60)).execution_id for engine in (*engines, *engines)]
+    many = servers_of(servers[0].settings.data_directory)
+    page = await many.search(OPERATOR, "wombat", limit=3)
+    rest = await many.search(OPERATOR, "wombat", page.next or "")
+    assert [cell.execution_id for cell in (*page.items, *rest.items)] == ran[::-1]
+    assert [cell.execution_id for cell in (await engines[0].search(OPERATOR, "wombat")).items] == [ran[2], ran[0]]

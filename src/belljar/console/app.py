@@ -61,6 +61,7 @@ def console_app(
     sign_in_pages = SignInPages(sign_in, flow)
     routes = [
         Route("/console", _shown(pages.sessions), methods=["GET"]),
+        Route("/console/search", _shown(pages.search), methods=["GET"]),
         Route("/console/sessions/{session_id}", _shown(pages.session), methods=["GET"]),
         Route("/console/sessions/new", _shown(actions.create), methods=["POST"]),
         Route("/console/sessions/{session_id}/files", _shown(files.folder), methods=["GET"]),

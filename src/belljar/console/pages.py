@@ -31,8 +31,8 @@ from belljar.console.table_files import reading_code, table_preview
 from belljar.console.templating import render
 from belljar.console.timeline import lane_count, timeline_rows
 from belljar.engine.contract import Access, Engine, SessionFilter
-from belljar.engine.models import UNFINISHED, ExecutionEntry, SessionDetail, SessionEntry
-from belljar.errors import BelljarError, FileMissing, QuestionNotFound
+from belljar.engine.models import UNFINISHED, ExecutionEntry, FoundPage, SessionDetail, SessionEntry
+from belljar.errors import BelljarError, ExecutionNotFound, FileMissing, InvalidArgument, QuestionNotFound
 from belljar.models import OutputEvent
 from belljar.outputs.forms import picture_named
 from belljar.outputs.mathematics import latex_html
@@ -45,6 +45,7 @@ LIVE: Final = ("waiting", "running", "idle", "fresh")
 _LINES_AT_ONCE: Final = 500
 _WINDOW_LINES: Final = 200
 _SESSIONS_AT_ONCE: Final = 100
+_SEARCH_SHOWN: Final = 1_000
 _MAX_REMEMBERED: Final = 5_000
 _MAX_REMEMBERED_CHARS: Final = 16 * 1024 * 1024
 _CELL_PIXELS: Final = 220
@@ -132,6 +133,25 @@ class Pages:
             after=found.after,
         )
 
+    async def search(self, request: Request) -> Response:
+        """Answer `/console/search`: cells by words of their code and output, of all sessions."""
+        wanted, cursor = request.query_params.get("q", "").strip(), request.query_params.get("cursor", "")
+        found, refusal = FoundPage(items=[]), None
+        if wanted:
+            try:
+                found = await self._engine.search(request.state.access, wanted, cursor, CELLS_AT_ONCE)
+            except InvalidArgument as error:
+                refusal = error
+        return await self.page(
+            "search.html",
+            request,
+            wanted=wanted[:_SEARCH_SHOWN],
+            problem=refusal,
+            found=found.items,
+            next=found.next,
+            unread=found.unread,
+        )
+
     def session_row(self, access: Access, entry: SessionEntry) -> str:
         """Return the row of a session in the list."""
         return render("_session_row.html", entry=entry, access=access)
@@ -145,16 +165,39 @@ class Pages:
         entries = found.items[::-1]
         views = await self.views(access, entries, detail.rewindable)
         blocks = await self._engine.blocks(access, session_id, CELLS_AT_ONCE) if found.next else []
-        older = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in reversed(blocks)]
+        older: list[dict[str, Any]] = [{"cursor": cursor, "height": CELLS_AT_ONCE * _CELL_PIXELS} for cursor in blocks]
+        wanted = request.query_params.get("cell", "")
+        if wanted and all(entry.execution_id != wanted for entry in entries):
+            await self._load_around(access, detail, wanted, older)
         return await self.page(
             "session.html",
             request,
             session=detail,
             cells=views,
-            older=older,
+            older=older[::-1],
             after=_place(views),
             allows_scripts=self._allows_scripts,
         )
+
+    async def _load_around(
+        self, access: Access, detail: SessionDetail, wanted: str, older: list[dict[str, Any]]
+    ) -> None:
+        """Load the block of earlier cells that has one, so that a link to it leads there. The latest block is first."""
+        try:
+            target = await self._engine.execution(access, wanted)
+        except ExecutionNotFound:
+            return
+        first, last = 0, len(older) - 1
+        while first < last:
+            middle = (first + last + 1) // 2
+            newest = await self._engine.executions(access, detail.session_id, older[middle]["cursor"], 1)
+            if newest.items and newest.items[0].submitted_at >= target.submitted_at:
+                first = middle
+            else:
+                last = middle - 1
+        if older and target.session_id == detail.session_id:
+            block = await self._engine.executions(access, detail.session_id, older[first]["cursor"], CELLS_AT_ONCE)
+            older[first]["cells"] = await self.views(access, block.items[::-1], detail.rewindable)
 
     def session_header(self, access: Access, entry: SessionEntry) -> str:
         """Return the part of a session's page that changes with its state."""

@@ -35,6 +35,7 @@ class CalledEngine:
     console_link = _called(Engine.console_link)
     usage = _called(Engine.usage)
     sessions = _called(Engine.sessions)
+    search = _called(Engine.search)
     live_sessions = _called(Engine.live_sessions)
     session = _called(Engine.session)
     executions = _called(Engine.executions)

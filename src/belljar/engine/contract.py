@@ -21,6 +21,7 @@ from belljar.engine.models import (
     FileListing,
     FilePart,
     Followed,
+    FoundPage,
     Health,
     LiveSession,
     NameCompletion,
@@ -148,6 +149,13 @@ class Engine(Protocol):
 
     async def sessions(self, access: Access, wanted: SessionFilter, cursor: str = "", limit: int = 50) -> SessionPage:
         """List sessions, newest first."""
+        ...
+
+    async def search(self, access: Access, text: str, cursor: str = "", limit: int = 50) -> FoundPage:
+        """Return the cells whose code or output has all words of a text, those of all sessions, the latest first.
+
+        Words are beginnings of words, in any case; what stands in double quotes has to occur as it is.
+        """
         ...
 
     async def live_sessions(self, access: Access, *, asleep: bool = False) -> list[LiveSession]:

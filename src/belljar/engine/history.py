@@ -8,7 +8,8 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from belljar.engine.line_index import LineIndexes, LinePage
 from belljar.engine.models import CallEntry, Tail
 from belljar.errors import EngineError, InvalidArgument
 from belljar.journal.schema import VERSION, version_of
+from belljar.journal.search_index import READ_S, FoundRow, TextQuery, owners, search
 from belljar.journal.session_records import (
     SESSION_COLUMNS,
     UNCOUNTED_COLUMNS,
@@ -172,10 +174,38 @@ class HistoryReader:
 
         return await self._read(read)
 
+    async def names(self, session_ids: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the reason of each session, and the beginning of the code of its first execution."""
+        query = (
+            "SELECT reason, (SELECT substr(code, 1, ?) FROM executions WHERE session_id = sessions.id "
+            "ORDER BY rowid LIMIT 1) FROM sessions WHERE id = ?"
+        )
+
+        def read(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+            rows = {one: connection.execute(query, (_CODE_CHARS, one)).fetchone() for one in session_ids}
+            return {session_id: (row[0], row[1] or "") for session_id, row in rows.items() if row}
+
+        return await self._read(read) if session_ids else {}
+
     async def forks(self, session_id: str) -> list[str]:
         """Return the sessions that are forks of this one, oldest first."""
         query = "SELECT id FROM sessions WHERE origin = ? AND origin <> '' ORDER BY created_at LIMIT 1000"
         return await self._read(lambda connection: [row[0] for row in connection.execute(query, (session_id,))])
+
+    async def search(self, owner: str | None, query: TextQuery) -> tuple[list[FoundRow], int]:
+        """Return cells that have a text, of one owner or of all, and how many are not in the index yet."""
+        self._commit()
+        return await asyncio.to_thread(self._search, owner, query)
+
+    def _search(self, owner: str | None, query: TextQuery) -> tuple[list[FoundRow], int]:
+        until = time.monotonic() + READ_S
+        found: list[FoundRow] = []
+        left = 0
+        for each in owners(self._path) if owner is None else [owner]:
+            rows, unread = search(self._path, each, query, until)
+            found += rows
+            left += unread
+        return sorted(found, key=lambda row: row.place, reverse=True)[: query.limit], left
 
     # Executions
 

@@ -4,7 +4,7 @@ Every method checks first what its caller may see. `local.py` adds what they may
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,9 @@ from belljar.engine.models import (
     FileEntryInfo,
     FileListing,
     FilePart,
+    FoundCell,
+    FoundPage,
+    FoundPiece,
     Health,
     LiveSession,
     NameCompletion,
@@ -63,6 +66,7 @@ from belljar.errors import (
     SessionNotFound,
 )
 from belljar.files.workspace import FileEntry, Workspace
+from belljar.journal.search_index import FoundRow, TextQuery
 from belljar.journal.session_records import SessionRecord
 from belljar.logs import pseudonym
 from belljar.models import OutputEvent, iso_ms
@@ -200,6 +204,23 @@ class LocalViews:
             entries = [entry for entry in entries if entry.state == wanted.state]
         following = time_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
         return SessionPage(items=entries, next=following, after=after)
+
+    async def search(self, access: Access, text: str, cursor: str = "", limit: int = 50) -> FoundPage:
+        """See `Engine`."""
+        before = time_place(cursor) if cursor else None
+        place = (round(before[0] * 1_000_000), before[1]) if before else None
+        query = TextQuery(text, self._run, place, limit + 1)
+        owner = None if access.is_operator else access.principal
+        rows, unread = await self._history.search(owner, query)
+        names = await self._names({row.session_id for row in rows})
+        found = [_found_cell(row, names.get(row.session_id, "")) for row in rows]
+        following = found[limit - 1].cursor if len(found) > limit else None
+        return FoundPage(items=found[:limit], next=following, unread=unread)
+
+    async def _names(self, session_ids: Collection[str]) -> dict[str, str]:
+        """Return what lists call these sessions: by their reason, or by what their first cell does."""
+        found = await self._history.names(session_ids)
+        return {session_id: reason or telling_line(code) for session_id, (reason, code) in found.items()}
 
     def _place(self) -> str:
         """Return the place of what happens from now on."""
@@ -381,7 +402,9 @@ class LocalViews:
         inbox, whose = self._registry.inbox, owner_asked_for(access)
         if state not in ("waiting", "ended"):
             raise InvalidArgument(f"state {state[:64]!r} is neither waiting nor ended")
-        return inbox.waiting(whose) if state == "waiting" else inbox.ended(whose)
+        found = inbox.waiting(whose) if state == "waiting" else inbox.ended(whose)
+        names = await self._names({one.session_id for one in found} - {""})
+        return [one.model_copy(update={"session_name": names.get(one.session_id, "")}) for one in found]
 
     async def runs(
         self, access: Access, state: str = "", text: str = "", cursor: str = "", limit: int = 50
@@ -436,6 +459,21 @@ def unwritten(fact: str) -> Busy:
     return Busy(
         f"{fact}, and the journal, from which this is read, cannot be written now",
         hint="Try again in 30 seconds; the server's operator finds the reason in its log",
+    )
+
+
+def _found_cell(row: FoundRow, name: str) -> FoundCell:
+    submitted_at = row.number / 1_000_000
+    return FoundCell(
+        execution_id=row.execution_id,
+        session_id=row.session_id,
+        session_name=name,
+        owner=row.owner,
+        submitted_at=iso_ms(submitted_at),
+        is_undone=row.is_undone,
+        code=[FoundPiece(text=piece.text, is_match=piece.is_match) for piece in row.code],
+        output=[FoundPiece(text=piece.text, is_match=piece.is_match) for piece in row.output],
+        cursor=time_cursor(submitted_at, row.execution_id),
     )
 
 

@@ -20,6 +20,7 @@ from belljar.engine.models import (
     ConsoleLink,
     EntryPage,
     Followed,
+    FoundPage,
     Health,
     LiveSession,
     Piece,
@@ -189,6 +190,17 @@ class ManyEngine(CalledEngine):
         end = _place(told[limit - 1]) if len(told) > limit else max(ends, default=None)
         after = ",".join(page.after for _, page in pages)
         return SessionPage(items=told[:limit], next=time_cursor(*end) if end else None, after=after)
+
+    async def search(self, access: Access, text: str, cursor: str = "", limit: int = 50) -> FoundPage:
+        """See `Engine`. What sleeps is told by every server of one journal, and all of them read on in one index."""
+        pages: list[tuple[str, FoundPage]] = await self._all("search", access, text=text, cursor=cursor, limit=limit)
+        entries = {entry.execution_id: entry for _, page in pages for entry in page.items}
+        ordered = sorted(((time_place(entry.cursor), entry) for entry in entries.values()), key=itemgetter(0))[::-1]
+        ends = [time_place(page.next) for _, page in pages if page.next]  # as with sessions
+        told = [entry for place, entry in ordered if not ends or place >= max(ends)]
+        end = time_place(told[limit - 1].cursor) if len(told) > limit else max(ends, default=None)
+        unread = max(page.unread for _, page in pages)
+        return FoundPage(items=told[:limit], next=time_cursor(*end) if end else None, unread=unread)
 
     async def questions(self, access: Access, state: str = "waiting") -> list[InboxQuestion]:
         """See `Engine`."""

@@ -52,6 +52,35 @@ class Server(Model):
     is_answering: bool = True
 
 
+class FoundPiece(Model):
+    """A piece of a text, and whether it is what was looked for."""
+
+    text: str
+    is_match: bool = False
+
+
+class FoundCell(Model):
+    """A cell that has what was looked for, with an excerpt of its code, of its output or of both."""
+
+    execution_id: str
+    session_id: str
+    session_name: str
+    """The reason of the session, or the first telling line of its first cell."""
+    owner: str
+    submitted_at: str
+    is_undone: bool = False
+    code: list[FoundPiece] = []
+    output: list[FoundPiece] = []
+    cursor: str
+    """What to pass as `cursor` for those before it."""
+
+
+class FoundPage(EntryPage[FoundCell]):
+    """A part of what was found. `unread` cells are not searched yet: the same search again goes on with them."""
+
+    unread: int = 0
+
+
 class RunningCell(Model):
     """The cell that a session runs now."""
 

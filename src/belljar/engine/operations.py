@@ -29,6 +29,7 @@ from belljar.engine.models import (
     ExecutionProgress,
     FileListing,
     Followed,
+    FoundPage,
     Health,
     Item,
     LiveSession,
@@ -326,6 +327,14 @@ OPERATIONS: Final = (
             "cursor": CURSOR,
             "limit": LIMIT,
         },
+    ),
+    Operation(
+        "search",
+        "GET",
+        "/search",
+        "Cells whose code or output has a text, the latest first",
+        FoundPage,
+        {"q": Parameter("Words, or text in double quotes", argument="text"), "cursor": CURSOR, "limit": LIMIT},
     ),
     Operation(
         "live_sessions",

@@ -26,7 +26,7 @@ _OF_SESSIONS = frozenset({"workspace", "scratch", "home", "code"})
 # Trees of packages, which users of sessions may have to read; the folder above them is closed as well.
 _OF_PACKAGES = frozenset({"environments", "support", "skills", "layer"})
 # The other files and folders of belljar in the data directory, by prefix; the operator may have others beside them.
-_OURS = ("journal.sqlite", "rates.sqlite", "decisions", "runs", "keep", "workspaces")
+_OURS = ("journal.sqlite", "rates.sqlite", "search", "decisions", "runs", "keep", "workspaces")
 # Trees of packages of the `executor` surface, with the code that runs now.
 _OF_PROGRAMS = ("packages-", "settled-")
 _TOOLBOX_TREES = "trees"

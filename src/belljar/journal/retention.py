@@ -16,6 +16,7 @@ from pathlib import Path
 from belljar import metrics
 from belljar.files.fd_walk import remove_tree
 from belljar.journal.journal import Journal
+from belljar.journal.search_index import forget_part
 from belljar.journal.writer import LAST_BUSY_S
 from belljar.models import ExecutionResult, ResultNotice, iso
 from belljar.outputs.budget import clip
@@ -105,11 +106,13 @@ class Trimmer:
                 break
             if (found := owner.next_output(connection)) is not None:
                 self._drop(connection, *found)
+                forget_part(self._path, owner.name, found[0], "output")
                 metrics.outputs_dropped.add()
                 dropped += 1
             elif (execution_id := owner.next_code(connection)) is not None:
                 notice = f"# belljar: this code was dropped, to keep the journal within {self._limit_mb:,} MB"
                 connection.execute("UPDATE executions SET code = ? WHERE id = ?", (notice, execution_id))
+                forget_part(self._path, owner.name, execution_id, "code")
             else:
                 del owners[owner.name]
         return dropped

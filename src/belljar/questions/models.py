@@ -169,6 +169,8 @@ class InboxQuestion(Model):
     kind: Literal["execution", "workflow"] = "execution"
     owner: str
     session_id: str
+    session_name: str = ""
+    """What lists call its session."""
     execution_id: str = ""
     message: str
     fields: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])

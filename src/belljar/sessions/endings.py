@@ -20,6 +20,7 @@ from belljar.errors import Busy, JournalDamaged
 from belljar.files.fd_walk import disarm, remove_tree
 from belljar.journal.journal import Journal
 from belljar.journal.retention import remove_outputs
+from belljar.journal.search_index import forget_session, has_index
 from belljar.journal.session_records import SessionRecord, SessionRecords, last_used
 from belljar.kernels.base import StateReport
 from belljar.logs import pseudonym
@@ -115,10 +116,16 @@ class SessionEndings:
                 await asyncio.to_thread(remove_outputs, self._journal.path, session_id)
         self._journal.forget_session(session_id)
         self._records.record_end(session_id, end)
+        await self._forget_texts(session_id, principal)
         self.on_change_on_disk()
         self._changes.publish("session", "gone", session_id, principal)
         ids = {"session_id": session_id, "principal": pseudonym(principal)}
         log.info("session %s %s", session_id, end, extra=ids)
+
+    async def _forget_texts(self, session_id: str, principal: str) -> None:
+        """Delete what the search of its owner knows of a session that the journal does not have any more."""
+        if has_index(self._journal.path, principal):
+            await asyncio.to_thread(forget_session, self._journal.path, principal, session_id)
 
     def has_room_for(self, session: Session) -> bool:
         """Return whether the disk has room for the session's memory; without it, its variables would be lost in sleep.
@@ -185,6 +192,7 @@ class SessionEndings:
                 self.on_change_on_disk()
             else:
                 self._records.forget(record.id)
+            await self._forget_texts(record.id, record.principal)
         await self._remove_unrecorded(now - self._settings.keep_days * DAY_S)
 
     async def _remove_unrecorded(self, before: float) -> None:
