@@ -119,6 +119,7 @@ LONG = frozenset(
         "test_generated_tree.py",
         "test_hanging_servers.py",
         "test_image.py",
+        "test_hosts_restarted.py",
         "test_inspector.py",
         "test_installed_providers.py",
         "test_keep_alive_tools.py",

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import httpx2
 from calls import Caller
+from links import Link
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from workers import KEYS
@@ -21,7 +22,7 @@ from workers import KEYS
 from belljar import ipc
 from belljar.environments import Environment
 from serving_process import COLD, http_server, serve_over_http, variables
-from waiting import until_blocking
+from waiting import until, until_blocking
 
 SECRET = "f" * 32
 
@@ -43,6 +44,8 @@ class Hosts:
         self.ports: dict[int, int] = {}
         self.urls: dict[int, str] = {}
         self.pids: dict[int, int] = {}
+        self.links: dict[tuple[int, int], Link] = {}
+        """The ways from one to another that can be cut."""
 
     def data_directory(self, number: int) -> Path:
         return self.folder / f"host{number}"
@@ -56,11 +59,37 @@ class Hosts:
         new.write_text("\n".join(lines or [self.inner_url(number) for number in self.ports]) + "\n")
         new.replace(self.list)
 
+    def link(self, *numbers: int) -> None:
+        """Have these reach each other by ways that can be cut; call it before they are started."""
+        for number in numbers:
+            self.data_directory(number).mkdir(exist_ok=True)
+            self.ports[number] = free_port()
+        for one in numbers:
+            for other in numbers:
+                if one != other:
+                    self.links[one, other] = Link(f"127.0.1.{one}", self.ports[other])
+            self.write_list_of(one)
+
+    def write_list_of(self, number: int, *gone: int) -> None:
+        """Tell one which machines there are, if it has its own ways to them, and which of them are dead."""
+        urls = {other: link.url for (one, other), link in self.links.items() if one == number}
+        lines = [self.inner_url(number), *(url + " gone" * (other in gone) for other, url in urls.items())]
+        path = self.list_of(number)
+        new = path.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(path)
+
+    def list_of(self, number: int) -> Path:
+        return self.folder / f"peers{number}" if self.links else self.list
+
+    def url_of(self, other: int, seen_by: int) -> str:
+        return self.links[seen_by, other].url if self.links else self.inner_url(other)
+
     def variables(self, number: int, **more: str) -> dict[str, str]:
         return {
             **self._chosen,
             "BELLJAR_DATA_DIRECTORY": str(self.data_directory(number)),
-            "BELLJAR_FLEET_PEERS": f"file:{self.list}",
+            "BELLJAR_FLEET_PEERS": f"file:{self.list_of(number)}",
             "BELLJAR_FLEET_ADDRESS": f"127.0.0.1:{self.ports[number]}",
             "BELLJAR_FLEET_KEY": SECRET,
             **more,
@@ -93,6 +122,8 @@ class Hosts:
     def close(self) -> None:
         for number in [*self._stacks]:
             self.stop(number)
+        for link in self.links.values():
+            link.close()
 
     def command(self, number: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """What a command of belljar says on that machine."""
@@ -121,7 +152,7 @@ class Hosts:
 
         def do() -> bool:
             return all(
-                self.states(one).get(self.inner_url(other)) == "ready"
+                self.states(one).get(self.url_of(other, one)) == "ready"
                 for one in numbers
                 for other in numbers
                 if one != other
@@ -175,3 +206,32 @@ async def both(hosts: Hosts, era: str = "auto", **options: Any) -> AsyncGenerato
 
 async def in_thread(call: Any, *arguments: Any) -> Any:
     return await anyio.to_thread.run_sync(call, *arguments)
+
+
+def numbers(hosts: Hosts, session_id: str, kind: str) -> list[int]:
+    """The numbers of a session's objects in the store."""
+    folder = hosts.folder / "store" / "sessions" / session_id
+    return sorted(int(path.name.partition(".")[0]) for path in folder.glob(f"*.{kind}"))
+
+
+async def asleep_in_the_store(hosts: Hosts, number: int, kept: str) -> str:
+    """A session of that machine's that has one bundle: it was put when its machine ended, which is there again."""
+    async with hosts.client(number, name="ada") as caller:
+        session_id = await hosts.session_of(caller, number)
+        await caller.execute(f"kept = {kept!r}", session_id)
+    await in_thread(hosts.stop, number)
+    assert numbers(hosts, session_id, "head") == [1]
+    await in_thread(hosts.start, number)
+    await in_thread(hosts.see_each_other, 1, 2)
+    return session_id
+
+
+async def until_lost(caller: Caller, session_id: str) -> str:
+    """What a call says once the session's machine is given up; until then it is told to come again."""
+
+    async def call() -> str:
+        said = await caller.refusal("execute_code", code="open('ran', 'w')", session_id=session_id)
+        assert "busy" in said or "session-lost" in said
+        return said if "session-lost" in said else ""
+
+    return await until(call)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, both, in_thread, two_hosts
+from hosts import Hosts, asleep_in_the_store, both, in_thread, numbers, two_hosts, until_lost
 from workers import KEYS
 
 from belljar.environments import Environment
@@ -28,24 +28,6 @@ def hosts(default_environment: Environment, tmp_path: Path) -> Generator[Hosts]:
 def is_seen_as(hosts: Hosts, state: str) -> None:
     """Wait until the first machine sees the second one so."""
     until_blocking(lambda: hosts.states(1).get(hosts.inner_url(2)) == state)
-
-
-def numbers(hosts: Hosts, session_id: str, kind: str) -> list[int]:
-    """The numbers of a session's objects in the store."""
-    folder = hosts.folder / "store" / "sessions" / session_id
-    return sorted(int(path.name.partition(".")[0]) for path in folder.glob(f"*.{kind}"))
-
-
-async def asleep_in_the_store(hosts: Hosts, number: int, kept: str) -> str:
-    """A session of that machine's that has one bundle: it was put when its machine ended, which is there again."""
-    async with hosts.client(number, name="ada") as caller:
-        session_id = await hosts.session_of(caller, number)
-        await caller.execute(f"kept = {kept!r}", session_id)
-    await in_thread(hosts.stop, number)
-    assert numbers(hosts, session_id, "head") == [1]
-    await in_thread(hosts.start, number)
-    await in_thread(hosts.see_each_other, 1, 2)
-    return session_id
 
 
 async def test_what_sleeps_on_a_machine_that_ends_wakes_on_another(hosts: Hosts):
@@ -115,6 +97,27 @@ async def test_a_lost_machines_open_session_is_told_and_then_goes_on_from_its_bu
             assert (await two.execute("kept", session_id)).result == "'here'"
             assert (await one.execute("kept", session_id)).result == "'here'"
     assert len(numbers(hosts, session_id, "owner")) <= 2
+
+
+async def test_a_server_that_starts_again_tells_of_a_loss_once_and_goes_on(hosts: Hosts):
+    session_id = await asleep_in_the_store(hosts, 2, "old")
+    async with hosts.client(1, name="ada") as one, hosts.client(2, name="ada") as two:
+        assert (await one.execute("kept", session_id)).result == "'old'"
+        never_slept = await hosts.session_of(two, 2)
+    hosts.kill(2)
+    hosts.write_list(hosts.inner_url(1), f"{hosts.inner_url(2)} gone")
+    await in_thread(is_seen_as, hosts, "lost")
+    await in_thread(hosts.stop, 1)
+    await in_thread(hosts.start, 1)
+    async with hosts.client(1, name="ada") as one:
+        told = await until_lost(one, session_id)
+        assert "Nothing was run now" in told
+        assert "variables kept" in told
+        again = await one.execute("import os; kept, os.path.exists('ran')", session_id)
+        assert (again.result, again.state) == ("('old', False)", "rewound")
+        told = await one.refusal("execute_code", code="1", session_id=never_slept)
+        assert "is lost: it was last heard of at" in told
+        assert "session-not-found" in await one.refusal("execute_code", code="1", session_id=never_slept)
 
 
 async def test_a_machine_that_was_frozen_ends_what_went_on_elsewhere(hosts: Hosts):

@@ -73,6 +73,8 @@ class About(BaseModel, extra="ignore", frozen=True):
     pool: _Number = 0
     ports: Annotated[list[Annotated[int, Field(gt=0, lt=65536)]], Field(max_length=64)] = []
     """At which the servers of its machine answer those of others."""
+    silent: Annotated[list[_Tag], Field(max_length=1_000)] = []
+    """The letters of those that do not answer it, and that it may give up."""
 
     @classmethod
     def read(cls, content: bytes) -> "About | None":
@@ -89,10 +91,10 @@ def room_of(runtime: Runtime) -> dict[str, int]:
     return {"sessions": count, "room": max(0, runtime.settings.max_sessions - count)}
 
 
-def about(runtime: Runtime, id: str, state: str, digest: str, ports: list[int]) -> About:  # noqa: A002
+def about(runtime: Runtime, server: str, state: str, digest: str, ports: list[int], silent: list[str]) -> About:
     """Return what this server tells of itself."""
     return About(
-        id=id,
+        id=server,
         tag=runtime.sessions.journal.tag,
         name=runtime.name,
         state=state,
@@ -101,6 +103,7 @@ def about(runtime: Runtime, id: str, state: str, digest: str, ports: list[int]) 
         memory_mb=free_memory_mb() or 0,
         pool=len(runtime.sessions.pool),
         ports=ports,
+        silent=silent,
         **room_of(runtime),
     )
 

@@ -83,6 +83,7 @@ class InnerApp:
         self._peers = peers
         self._ports = ports
         own = [Route("/fleet/about", self._about), Route("/fleet/has", self._has), Route("/fleet/sessions", self._list)]
+        own.append(Route("/fleet/seen", self._seen))
         own.append(Route("/fleet/cancel/{name}", self._cancel))
         own.append(Route("/fleet/settings", self._settings))
         own.append(Route("/fleet/status", self._status))
@@ -128,7 +129,7 @@ class InnerApp:
     def _own(self) -> About:
         own = self._peers.own
         state = "draining" if self._peers.is_draining else "ready"
-        return about(self._runtime, own.id, state, own.digest, self._ports)
+        return about(self._runtime, own.id, state, own.digest, self._ports, self._peers.silent())
 
     async def _settings(self, _: Request) -> Response:
         return JSONResponse(self._peers.own.digests)
@@ -156,6 +157,10 @@ class InnerApp:
 
     async def _has(self, request: Request) -> Response:
         return JSONResponse(has(self._runtime, current_principal(), **request.query_params))
+
+    async def _seen(self, request: Request) -> Response:
+        """Tell how a server is, as this one sees it."""
+        return Response(self._peers.own_view_of(request.query_params.get("id", "")))
 
     async def _cancel(self, request: Request) -> Response:
         if (stop := passed_on.get(request.path_params["name"])) is not None:

@@ -20,7 +20,7 @@ from belljar import metrics
 from belljar.errors import BelljarError, Busy
 from belljar.facts import ToolCallFacts, Verdict, hookimpl
 from belljar.fleet.peer import SILENT_S
-from belljar.fleet.peers import Peers
+from belljar.fleet.peers import Peers, away
 from belljar.fleet.relay import SessionLost
 from belljar.journal.journal import has_id_form
 from belljar.sessions.registry import Registry
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _MOST_TOLD: Final = 10_000
 _MOST_NAMED: Final = 5
 _UNKNOWN_S: Final = 5.0
-_SURE_S: Final = 5.0
-"""How long a session is known to be this machine's after the store was asked."""
 
 
 log = logging.getLogger(__name__)
@@ -60,42 +58,49 @@ class Losses:
         """Who was told of what, since when it was lost."""
         self._nothing: OrderedDict[tuple[str, str], float] = OrderedDict()
         """For whom the store had nothing, and until when it is not asked again."""
-        self._sure: dict[str, float] = {}
-        """Until when sessions are known to be this machine's."""
+        self._sure: OrderedDict[str, float] = OrderedDict()
+        """When the store said last that sessions are this machine's."""
 
     @property
     def _stored(self) -> "StoredSessions | None":
         return self._sessions.stored
 
-    async def settle(self, principal: str, id_: str, server: str) -> None:
+    async def settle(self, principal: str, id_: str, server: str) -> str:
         """See that the caller's session can go on here, or raise what its caller has to know first.
 
-        `server` is the one whose ids begin so. Nothing happens where the session is still its business.
+        `server` is the one whose ids begin so; empty where that is not known. Returns the id of the server that answers
+        the call, which is this one unless the store names another one that is there.
         """
+        here = self._peers.own.id
         left = await self._find(principal, id_)
         if left is not None and left.standing.is_asleep:
-            return  # whoever asks first wakes it
+            return here  # whoever asks first wakes it
         owner = server
         if left is not None and self._stored is not None:
             said = await self._stored.objects.owner(left.session_id, left.standing.owner)
             if said.end or said.directory == self._stored.directory:
-                return  # it is over, or this machine's
+                return here  # it is over, or this machine's
             # It may have gone on elsewhere before, and been lost there.
-            owner = self._peers.id_of_tag(said.tag)
-        state = self._peers.state_of(owner)
+            owner = said.directory
+        if owner in ("", here):
+            return here
+        state = await self._peers.common_state_of(owner)
+        if state == "away" or (state == "starting" and self._peers.has_hosts):
+            raise away()
         if state not in ("lost", "left"):
-            return
+            return owner if left is not None else here
         if state == "left" and self._peers.silent_for(owner) < SILENT_S + self._drain_s:
             raise Busy(
                 f"the machine of {id_} ends now, and puts its sessions into the store",
                 hint="Make the same call again in 5 seconds",
             )
         if state == "left" and left is None:
-            return  # whatever it had, it has put
+            return here  # whatever it had, it has put
         self._tell(principal, id_, owner, left)
         if left is not None:
             await self._sessions.go_on(left.session_id, principal)
             metrics.fleet_moves.add()
+        return here
 
     async def _find(self, principal: str, id_: str) -> _Left | None:
         """Return what the store has of a session of this caller's; None where it has nothing."""
@@ -120,7 +125,7 @@ class Losses:
 
     def _tell(self, principal: str, id_: str, server: str, left: _Left | None) -> None:
         """Raise `SessionLost` for the first call of this caller's that names this since the machine was lost."""
-        since = self._peers.lost_since.get(server, time.time() - self._peers.silent_for(server))
+        since = self._peers.lost_since.setdefault(server, time.time() - self._peers.silent_for(server))
         told = (principal, id_, since)
         if told in self._told:
             return
@@ -153,17 +158,16 @@ class Losses:
         The store is asked only after a time in which others may have thought that this machine is lost.
         """
         stored, now = self._stored, time.monotonic()
-        if stored is None or not self._peers.has_hosts or self._sure.get(session.id, 0.0) > now:
-            return True
-        if not self._peers.was_cut_off(since=self._sure.get(session.id, 0.0)):
+        if stored is None or not self._peers.has_hosts or self._peers.doubted_at() <= self._sure.get(session.id, 0.0):
             return True
         found = stored.records.find(session.id)
         if found is None or found.owned <= 0:
             return True  # no other server can have it
         standing = await stored.objects.standing(session.id)
         if max(standing.owner, standing.head) <= found.owned:
-            self._sure = {known: until for known, until in self._sure.items() if until > now}
-            self._sure[session.id] = now + _SURE_S
+            self._sure[session.id] = now
+            if len(self._sure) > _MOST_TOLD:
+                self._sure.popitem(last=False)
             return True
         where = (
             (await stored.objects.owner(session.id, standing.owner)).host

@@ -19,8 +19,8 @@ from belljar.fleet.relay import Connections, Headers, Sign
 
 SILENT_S: Final = 30.0
 """After how long without a word the calls that were passed on to a server end, and one of another machine is lost."""
-GONE_PROBES: Final = 3
-"""How often a machine that is listed as gone must have been silent before it is lost."""
+LOST_PROBES: Final = 3
+"""How often a machine must have been asked in vain before it is lost, however long it was silent, or listed as gone."""
 _ASK_S: Final = 2.0
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
 _ABOUT_BYTES: Final = 64 * 1024
@@ -107,12 +107,17 @@ class Peer:
     @property
     def is_silent(self) -> bool:
         """Whether it has been silent for so long that nobody should wait for it."""
-        return time.monotonic() - self.heard_at > SILENT_S
+        return self.silent_s > SILENT_S
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds it has said nothing."""
+        return time.monotonic() - self.heard_at
 
     @property
     def is_lost(self) -> bool:
         """Whether it is a machine that nobody expects back soon."""
-        return self.is_host and self.misses > 0 and (self.is_silent or (self.is_gone and self.misses >= GONE_PROBES))
+        return self.is_host and self.misses >= LOST_PROBES and (self.is_silent or self.is_gone)
 
     @property
     def state(self) -> State:

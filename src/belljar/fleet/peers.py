@@ -24,15 +24,18 @@ from belljar.errors import Busy
 from belljar.fleet.addresses import Addresses, Listed
 from belljar.fleet.assertions import ASSERTION, FleetKey
 from belljar.fleet.identity import About
-from belljar.fleet.peer import Own, Peer, State
+from belljar.fleet.known_hosts import KnownHosts
+from belljar.fleet.peer import SILENT_S, Own, Peer, State
 from belljar.fleet.relay import Connections, Headers
 from belljar.servers import FLEET_SOCKET, HTTP_SOCKET, WORKERS
 
 LOOK_S: Final = 1.0
 WAIT_S: Final = 10.0
 """How long a request waits for a server that is away: one that was killed starts again within two seconds."""
-CUT_OFF_S: Final = 5.0
-"""After how long without a word from others, or standing still, this server may have been given up."""
+_STILL_S: Final = 5.0
+"""After how long standing still this server may have been given up: others ask it three times before that."""
+_ALONE_S: Final = 2.0
+"""After how long without a word from any other it may be, likewise."""
 _WAIT_LOOK_S: Final = 0.2
 _LOOK_WAIT_S: Final = 0.5
 """How long a look waits for those that are slow to answer; their answers count when they come."""
@@ -83,8 +86,8 @@ class Peers:
         """The id of the server that has what was asked for before."""
         self._unknown: OrderedDict[tuple[str, ...], float] = OrderedDict()
         self._ticked_at = self._started_at
-        self._frozen_at = 0.0
-        """When it was noticed last that this process had stood still."""
+        self._doubted_at = 0.0
+        """When it was noticed last that the others may give this server up: it stood still, or one does not hear it."""
         self._asking: dict[Peer, asyncio.Task[None]] = {}
         """The questions to servers that are under way."""
         self._looking = asyncio.Lock()
@@ -94,6 +97,12 @@ class Peers:
         """What the log has said of each address."""
         self.lost_since: dict[str, float] = {}
         """When machines that are lost were heard last, by their ids, in seconds since the epoch."""
+        self._known_hosts = KnownHosts(own.data_directory)
+        self._has_news = False
+        """Whether what was told of machines has changed since it was written down."""
+        if addresses is not None:
+            for known in self._known_hosts.read():
+                self.hosts[known.url] = known.restore(self._host(Listed(known.url, name=known.name)))
 
     # Looking
 
@@ -122,10 +131,16 @@ class Peers:
             if self._asking:
                 await asyncio.wait([*self._asking.values()], timeout=_LOOK_WAIT_S)
             self._sort()
+            if self._has_news:
+                self._has_news = False
+                hosts = [host for host in self.hosts.values() if host.id not in self._seen.values()]
+                await asyncio.to_thread(self._known_hosts.write, hosts)
 
     async def _look_at(self, peer: Peer) -> None:
         await peer.look()
         await peer.judge(self.own)
+        if peer.about is not None and not (peer.misses or peer.refusal) and self.own.tag in peer.about.silent:
+            self._doubted_at = time.monotonic()
         self._sort()
 
     def _sockets(self) -> list[Path]:
@@ -204,13 +219,14 @@ class Peers:
             if self._told.get(url) == (state, why) or host.is_self or host.id in self._seen.values():
                 continue
             self._told[url] = state, why
+            self._has_news = True
             known_as = f"{url} ({host.tag})" if host.tag else url
             match state:
                 case "refused":
                     log.error("nothing is passed on to %s: %s", known_as, why)
                 case "lost" | "away":
                     if state == "lost" and host.id:
-                        self.lost_since[host.id] = time.time() - (time.monotonic() - host.heard_at)
+                        self.lost_since[host.id] = time.time() - host.silent_s
                         metrics.fleet_losses.add()
                     log.warning("the server at %s is %s", known_as, state)
                 case "ready":
@@ -236,8 +252,7 @@ class Peers:
 
     async def _watch(self) -> None:
         while True:
-            if time.monotonic() - self._ticked_at > CUT_OFF_S:
-                self._frozen_at = time.monotonic()
+            self.doubted_at()
             self._ticked_at = time.monotonic()
             await self.look()
             await asyncio.sleep(LOOK_S)
@@ -268,9 +283,33 @@ class Peers:
         return next(iter(ids)) if len(ids) == 1 else ""
 
     def state_of(self, id_: str) -> State:
-        """Return how a server is; `starting` for one that is not known."""
+        """Return how a server is; `starting` for one that is not known and may yet be heard."""
         peer = self._known.get(id_)
         return peer.state if peer is not None else "starting"
+
+    async def common_state_of(self, id_: str) -> State:
+        """Return how a server is for all that answer: one that another hears is at most away.
+
+        One that nobody has seen for as long as this server runs is lost.
+        """
+        state = self.own_view_of(id_)
+        if state not in ("starting", "lost", "left"):
+            return state
+        question = f"/fleet/seen?{urlencode({'id': id_})}"
+        peers = [peer for peer in self.ready.values() if peer.id != id_]
+        answers = await asyncio.gather(*(peer.ask(question) for peer in peers))
+        seen = {answer.decode(errors="replace") for answer in answers if answer is not None}
+        if seen & {"ready", "draining", "away", "refused"}:
+            return "away"
+        return "left" if "left" in seen else "lost" if "lost" in seen else state
+
+    def own_view_of(self, id_: str) -> State:
+        """Return how a server is for this one, also if it was never heard: lost once whoever is there has answered."""
+        state = self.state_of(id_)
+        is_known = id_ in self._known or self._addresses is None or self._addresses.problem
+        if is_known or time.monotonic() - self._started_at < SILENT_S:
+            return state
+        return "starting" if any(host.state == "starting" for host in self.hosts.values()) else "lost"
 
     def is_over(self, id_: str) -> bool:
         """Return whether a server is not waited for any more."""
@@ -279,15 +318,21 @@ class Peers:
     def silent_for(self, id_: str) -> float:
         """Return for how many seconds a server has said nothing."""
         peer = self._known.get(id_)
-        return time.monotonic() - peer.heard_at if peer is not None else 0.0
+        return peer.silent_s if peer is not None else time.monotonic() - self._started_at
 
-    def was_cut_off(self, since: float) -> bool:
-        """Return whether others may have given this server up: it was frozen since then, or it hears nobody."""
+    def silent(self) -> list[str]:
+        """Return the letters of the servers of other machines that do not answer."""
+        return [host.tag for host in self.hosts.values() if host.misses and host.tag and not host.has_left]
+
+    def doubted_at(self) -> float:
+        """Return when others may have given this server up last: now, while it hears nobody or they do not hear it."""
         now = time.monotonic()
-        if now - self._ticked_at > CUT_OFF_S:
-            self._frozen_at = now
-        is_alone = bool(self.hosts) and not any(peer.is_host for peer in self.ready.values())
-        return self._frozen_at > since or (is_alone and now - self._heard_at() > CUT_OFF_S)
+        others = [host for host in self.hosts.values() if host.is_listed and not host.is_self]
+        is_alone = bool(others) and not any(peer.is_host for peer in self.ready.values())
+        is_gone = any(host.is_self and host.is_gone for host in self.hosts.values())
+        if now - self._ticked_at > _STILL_S or is_gone or (is_alone and now - self._heard_at() > _ALONE_S):
+            self._doubted_at = now
+        return self._doubted_at
 
     def _heard_at(self) -> float:
         """Return when a server of another machine was heard last."""
@@ -425,7 +470,7 @@ class Peers:
         for url, host in sorted(self.hosts.items()):
             if host.is_self or (host.id in known_here and not host.refusal):
                 continue
-            since = round(time.monotonic() - host.heard_at, 1)
+            since = round(host.silent_s, 1)
             rows.append(_row(host.about, url, host.state) | {"why": host.refusal, "silent_s": since})
         if self._addresses is not None and self._addresses.problem:
             rows.append(_row(None, self._addresses.where, "unreadable") | {"why": self._addresses.problem})

@@ -310,7 +310,7 @@ class Router:
                 await peers.look_for_room()
             return peers.freest(**room_of(self._fleet.runtime))
         if named.id:
-            server = await self._holder_of_id(principal, named.id)
+            server = await self._holder_of_id(principal, named.id, is_passed_on=hops_of(scope) > 0)
         elif named.name:
             server = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
         elif named.key:
@@ -319,8 +319,11 @@ class Router:
             return None
         return None if server in ("", peers.own.id) else await peers.awaited(server)
 
-    async def _holder_of_id(self, principal: str, id_: str) -> str:
-        """Return the id of the server that has a session, an execution or a run; empty where none has."""
+    async def _holder_of_id(self, principal: str, id_: str, *, is_passed_on: bool) -> str:
+        """Return the id of the server that has a session, an execution or a run; empty where none has.
+
+        `is_passed_on` says that another server sent it here, which may know of it what is not known here.
+        """
         peers = self._peers
         server = peers.id_of_tag(id_[:TAG_LETTERS]) if has_id_form(id_) else ""
         if server == peers.own.id and not peers.has_hosts:
@@ -328,7 +331,7 @@ class Router:
         sessions, losses = self._fleet.runtime.sessions, self._fleet.losses
         if server and not peers.is_over(server) and server != peers.own.id:
             may_be_here = peers.has_hosts or sessions.stored is not None
-            if not (may_be_here and has(self._fleet.runtime, principal, id=id_)):
+            if not is_passed_on and not (may_be_here and has(self._fleet.runtime, principal, id=id_)):
                 return server
         # Ids of earlier versions begin anyhow, and with a store what was here may be open elsewhere.
         if (session := sessions.find_open(id_)) is not None and await losses.make_sure(session):
@@ -343,9 +346,7 @@ class Router:
             return found
         # One server remembers who was told of a loss, the same at every server.
         heir = peers.elected(id_) if not found and peers.is_over(server) else peers.own.id
-        if heir == peers.own.id:
-            await losses.settle(principal, id_, server)
-        return heir
+        return await losses.settle(principal, id_, server) if heir == peers.own.id else heir
 
     async def _holder(self, principal: str, **named: str) -> str:
         if has(self._fleet.runtime, principal, **named):
