@@ -60,12 +60,12 @@ def with_shared_inspection() -> Generator[None]:
     Starting an interpreter to ask what it is takes a seventh of a second of a processor, and reading which packages it
     has a sixteenth.
     """
-    usual, answers = base.run_briefly, dict[tuple[str, ...], tuple[int, str, str]]()
+    usual, answers = base.run_briefly, dict[tuple[str, ...], base.ProgramAnswer]()
 
     def is_unchanging(path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in UNCHANGING)
 
-    def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    def run_briefly(command: list[str], timeout_s: float) -> base.ProgramAnswer:
         key = tuple(command)
         if key in answers:
             return answers[key]

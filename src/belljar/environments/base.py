@@ -4,16 +4,14 @@ This module runs the interpreter once to ask for its version and paths, and beli
 chose the environment and no session did. It does not know how environments are made or what is installed in them.
 """
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from belljar.errors import EnvironmentBroken
+from belljar.sandboxes.child import ProgramAnswer, ProgramSilent, run_program
 
 # `sys.stdlib_module_names` exists since Python 3.10. For older ones, list the folders of the standard library.
 _INSPECTION = """
@@ -117,32 +115,13 @@ def describe(
     return Environment(name, python, readable, kind, interpreter.version, support, channels)
 
 
-def run_briefly(command: list[str], timeout_s: float) -> tuple[int, str, str]:
-    """Run a command on the host with an empty stdin; return its exit status, its stdout and its stderr."""
+def run_briefly(command: list[str], timeout_s: float) -> ProgramAnswer:
+    """Run a command on the host with an empty stdin."""
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            # Users of sessions read the bytecode that it caches.
-            umask=0o022 if os.geteuid() == 0 else -1,
-        )
-    except OSError as error:
-        raise EnvironmentBroken(f"{command[0]} does not run: {error.strerror}") from error
-    with process:
-        try:
-            answer, errors = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            # Kill the whole process group, because children of a wrapper script hold the pipes too, and leaving the
-            # `with process` block would wait for them.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise EnvironmentBroken(f"{command[0]} gave no answer in {timeout_s:g} s") from None
-    return process.returncode, answer, errors
+        # Users of sessions read the bytecode that it caches.
+        return run_program(command, timeout_s=timeout_s, umask=0o022 if os.geteuid() == 0 else -1)
+    except ProgramSilent as silence:
+        raise EnvironmentBroken(str(silence)) from silence
 
 
 def end_of(output: str) -> str:

@@ -2,7 +2,8 @@
 
 `asyncio.create_subprocess_exec` is not used, because it makes transports that nobody reads and, on Python 3.11, a
 thread for each child. A child stays unreaped until `release`, so the kernel cannot give its pid or its process group to
-another process meanwhile. Knows nothing of sandboxes.
+another process meanwhile. Also runs a program of the host for its answer, for callers that may block. Knows nothing of
+sandboxes.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from belljar.errors import InvalidArgument, SandboxUnavailable
 
@@ -195,3 +197,60 @@ async def wait_readable(descriptor: int) -> None:
         await is_readable
     finally:
         loop.remove_reader(descriptor)
+
+
+class ProgramAnswer(NamedTuple):
+    """How a program of the host ended, and what it printed."""
+
+    status: int
+    output: str
+    errors: str
+
+
+class ProgramSilent(Exception):
+    """Raised when a program does not run, or gives no answer in time; the message says which, and why."""
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    umask: int = -1,
+) -> ProgramAnswer:
+    """Run a program of the host, with an empty stdin and, unless told otherwise, our variables; blocks."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=umask,
+        )
+    except OSError as error:
+        raise ProgramSilent(f"{command[0]} does not run: {error.strerror}") from error
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            # Kill the whole process group, because children of a wrapper script hold the pipes too, and leaving the
+            # `with process` block would wait for them.
+            with contextlib.suppress(ProcessLookupError):
+                _kill_group(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ProgramSilent(f"{command[0]} gave no answer in {timeout_s:g} s") from None
+            raise
+    return ProgramAnswer(process.returncode, output, errors)
+
+
+def _kill_group(process: "subprocess.Popen[str]") -> None:
+    if sys.platform == "win32":  # where container engines are asked, too
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)

@@ -13,7 +13,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import WORKSPACE, HostCheck, Identity, Limits, SandboxProcess, SandboxSpec
+from belljar.sandboxes.child import ProgramSilent, run_program
 from belljar.sandboxes.defaults import HOME, SCRATCH
 from belljar.sandboxes.limits.enforcement import Enforcement, Enforcer
 from belljar.sandboxes.limits.table import LIMITS
@@ -103,19 +103,17 @@ def find_runsc(name: str) -> Runsc | str:
     path = Path(os.path.realpath(found))
     try:
         version, flags, running = (_ask(path, *arguments) for arguments in (["--version"], ["flags"], ["help", "run"]))
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"does not run ({error})"
+    except ProgramSilent as silence:
+        return f"does not run ({silence})"
     known = {line.split()[0].lstrip("-") for line in flags.splitlines() if line.lstrip().startswith("-")}
     first = version.splitlines()[0] if version else "of an unknown version"
     return Runsc(path, first.removeprefix("runsc version "), frozenset(known & _CHOSEN.keys()), "-pass-fd" in running)
 
 
 def _ask(path: Path, *arguments: str) -> str:
-    answer = subprocess.run(
-        [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-    )
+    answer = run_program([str(path), *arguments], timeout_s=_TIMEOUT_S)
     # Versions differ in which stream `flags` prints on.
-    return answer.stdout + answer.stderr
+    return answer.output + answer.errors
 
 
 class GVisorProvider(NamespaceProvider):

@@ -7,13 +7,12 @@ Mac and on Windows, where these engines start the server itself.
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from belljar.sandboxes.base import Identity
+from belljar.sandboxes.child import ProgramSilent, run_program
 from belljar.sandboxes.limits.table import CONTROLLERS
 
 LABEL = "belljar.pids"
@@ -125,22 +124,12 @@ def find_engines(choice: str, *, first: str = "podman") -> Iterator[ContainerEng
 def ask(command: Sequence[str]) -> str:
     """Return what an engine's program prints."""
     try:
-        answer = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineSilent(f"{Path(command[0]).name} gave no answer in {_TIMEOUT_S} s") from None
-    except OSError as error:
-        raise EngineSilent(f"{command[0]}: {error.strerror}") from None
-    if answer.returncode != 0:
-        raise EngineSilent(error_line(answer.stderr) or f"status {answer.returncode}")
-    return answer.stdout
+        answer = run_program(command, timeout_s=_TIMEOUT_S)
+    except ProgramSilent as silence:
+        raise EngineSilent(str(silence)) from None
+    if answer.status != 0:
+        raise EngineSilent(error_line(answer.errors) or f"status {answer.status}")
+    return answer.output
 
 
 def error_line(text: str) -> str:

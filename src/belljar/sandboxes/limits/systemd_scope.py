@@ -12,11 +12,11 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
+from belljar.sandboxes.child import ProgramSilent, run_program
 from belljar.sandboxes.limits.cgroup_discovery import LEAF, ControlGroups, read_control_groups, read_own_group
 
 log = logging.getLogger(__name__)
@@ -159,12 +159,9 @@ def _is_delegated_by_own_manager(own: Path) -> bool:
     environment = _plain_environment() | {"XDG_RUNTIME_DIR": str(_runtime_folder())}
     show = [systemctl, "--user", "show", "--property=Delegate", "--value", "--", unit]
     try:
-        answer = subprocess.run(
-            show, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return run_program(show, timeout_s=_ANSWER_S, environment=environment).output.strip() == "yes"
+    except ProgramSilent:
         return False
-    return answer.stdout.strip() == b"yes"
 
 
 def _plain_environment() -> dict[str, str]:
@@ -203,21 +200,13 @@ def _call(busctl: str, unit: str, own: Path, pid: int) -> str:
     ]
     values = [value for each in properties for value in each]
     call = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", str(len(properties)), *values, "0"]
+    asking = [*command, "call", *_MANAGER, *call]
     try:
-        answer = subprocess.run(
-            [*command, "call", *_MANAGER, *call],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S + 1,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"busctl does not answer: {error}"
-    if answer.returncode != 0:
-        return f"systemd refuses a scope: {' '.join(answer.stderr.split())[:300] or answer.returncode}"
+        answer = run_program(asking, timeout_s=_ANSWER_S + 1, environment=environment)
+    except ProgramSilent as silence:
+        return f"busctl does not answer: {silence}"
+    if answer.status != 0:
+        return f"systemd refuses a scope: {' '.join(answer.errors.split())[:300] or answer.status}"
     return ""
 
 

@@ -6,10 +6,10 @@ third of a second, which is why servers do not do it at their start.
 """
 
 import asyncio
-import subprocess
 import sys
 
 from belljar.errors import BelljarError
+from belljar.sandboxes.child import ProgramSilent, run_program
 from belljar.sandboxes.limits.enforcement import Enforcer
 from belljar.sandboxes.limits.table import CONTROLLERS
 
@@ -43,16 +43,7 @@ async def _try_limit(enforcer: Enforcer, controller: str) -> str:
 def _complaint_of(command: list[str]) -> str:
     """Run a program that may well be killed; return the last thing it said."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (done.stderr.strip().splitlines() or [""])[-1][:200]
+        errors = run_program(command, timeout_s=_TIMEOUT_S).errors
+    except ProgramSilent as silence:
+        return str(silence)
+    return (errors.strip().splitlines() or [""])[-1][:200]

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.sandboxes.base import ForkedSandbox, HostCheck, Identity, Sandbox, SandboxHandover, SandboxSpec
-from belljar.sandboxes.child import StartChild, start_own_child
+from belljar.sandboxes.child import ProgramSilent, StartChild, run_program, start_own_child
 from belljar.sandboxes.defaults import check_folders, may_keep_set_ids
 from belljar.sandboxes.host_users import hand_over
 from belljar.sandboxes.limits.enforcement import Enforcer
@@ -286,11 +285,10 @@ class NamespaceProvider:
     @cached_property
     def _version(self) -> str:
         try:
-            command = [str(self._bubblewrap), "--version"]
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            return f"does not run ({error})"
-        return answer.stdout.strip()
+            answer = run_program([str(self._bubblewrap), "--version"], timeout_s=TRIAL_TIMEOUT_S)
+        except ProgramSilent as silence:
+            return f"does not run ({silence})"
+        return answer.output.strip() if answer.status == 0 else f"does not run (status {answer.status})"
 
     @cached_property
     def _binds_descriptors(self) -> bool:

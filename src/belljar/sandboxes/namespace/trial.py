@@ -19,7 +19,7 @@ from typing import Any
 
 from belljar.errors import BelljarError
 from belljar.sandboxes.base import ForkableProvider, Sandbox, SandboxSpec
-from belljar.sandboxes.child import wait_readable
+from belljar.sandboxes.child import ProgramSilent, run_program, wait_readable
 from belljar.sandboxes.namespace.bwrap_args import BwrapCommand, bubblewrap_command, user_map_of
 from belljar.sandboxes.namespace.hardening import Hardening
 from belljar.sandboxes.namespace.user_namespaces import find_tool
@@ -50,21 +50,12 @@ def open_trial(hardening: Hardening) -> Generator[tuple[SandboxSpec, contextlib.
 
 def try_command(bubblewrap: Path, bwrap: BwrapCommand) -> str:
     """Run bubblewrap once and return its complaint, or nothing."""
+    command = [str(bubblewrap), *bwrap.command]
     try:
-        answer = subprocess.run(
-            [str(bubblewrap), *bwrap.command],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TRIAL_TIMEOUT_S,
-            pass_fds=bwrap.descriptors,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    return "" if answer.returncode == 0 else answer.stderr.strip() or f"bwrap: status {answer.returncode}"
+        answer = run_program(command, timeout_s=TRIAL_TIMEOUT_S, environment={}, pass_fds=bwrap.descriptors)
+    except ProgramSilent as silence:
+        return str(silence)
+    return "" if answer.status == 0 else answer.errors.strip() or f"bwrap: status {answer.status}"
 
 
 def advice() -> str:

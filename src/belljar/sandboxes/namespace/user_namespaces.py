@@ -24,7 +24,7 @@ from pathlib import Path
 
 from belljar.errors import SandboxUnavailable
 from belljar.inside import FOLDER, package_command
-from belljar.sandboxes.child import wait_readable
+from belljar.sandboxes.child import ProgramSilent, run_program, wait_readable
 
 MODULE = "user_namespaces"
 _NS_GET_USERNS = 0xB701
@@ -139,22 +139,12 @@ def why_uncounted() -> str:
         return "unshare is not installed (util-linux)"
     lines = [f"echo {most} > /proc/sys/user/{name}" for name, most in session_counts().items()]
     writing = ["/bin/sh", "-c", " && ".join(lines) or "false"]
+    command = [find_tool("unshare"), "--user", "--map-root-user", "--", *writing]
     try:
-        trial = subprocess.run(
-            [find_tool("unshare"), "--user", "--map-root-user", "--", *writing],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TRIAL_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    if trial.returncode == 0:
-        return ""
-    return trial.stderr.strip().rpartition("\n")[2] or f"status {trial.returncode}"
+        trial = run_program(command, timeout_s=_TRIAL_S, environment={})
+    except ProgramSilent as silence:
+        return str(silence)
+    return "" if trial.status == 0 else trial.errors.strip().rpartition("\n")[2] or f"status {trial.status}"
 
 
 @cache
