@@ -8,7 +8,6 @@ import _signal  # pyright: ignore[reportMissingImports] - C's part of `signal`
 import _socket
 import asyncio
 import contextlib
-import ctypes
 import errno
 import gc
 import json
@@ -336,39 +335,14 @@ def reopen(descriptor: int) -> None:
         os.close(fresh)
 
 
-_numpy_key = 0
-"""Where the key of numpy's unused generator is in memory; 0 where that is not known."""
-_KEY_BYTES, _KEY_WORDS = 2_496, 624
-
-
-def prepare_reseed() -> None:
-    """Reseed numpy's generator here, for forks in which nothing has used it, and find out where its key is."""
-    global _numpy_key  # of this process and its forks
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "random") or not hasattr(numpy.random, "get_bit_generator"):
-        return
-    key = os.urandom(_KEY_BYTES)
-    numpy.random.set_state(("MT19937", numpy.frombuffer(bytes(_KEY_BYTES), "uint32"), _KEY_WORDS))
-    address: int = numpy.random.get_bit_generator().ctypes.state_address
-    if ctypes.string_at(address, _KEY_BYTES) == bytes(_KEY_BYTES):
-        ctypes.memmove(address, key, _KEY_BYTES)
-        if numpy.random.get_state()[1].tobytes() == key:
-            _numpy_key = address
-
-
-def reseed(*, is_new: bool = False) -> None:
-    """Seed all random generators anew, because what libraries seeded before the fork is the same in every fork.
-
-    `is_new`: nothing has used them since `prepare_reseed`.
-    """
+def reseed() -> None:
+    """Seed all random generators anew, because what libraries seeded before the fork is the same in every fork."""
     random.seed()
     stir_random()
     numpy = sys.modules.get("numpy")
-    if is_new and _numpy_key:
-        ctypes.memmove(_numpy_key, os.urandom(_KEY_BYTES), _KEY_BYTES)
-    elif numpy is not None and hasattr(numpy, "random"):
+    if numpy is not None and hasattr(numpy, "random"):
         # The whole state at once, which takes a third of the time of `seed(None)`.
-        numpy.random.set_state(("MT19937", numpy.frombuffer(os.urandom(_KEY_BYTES), "uint32"), _KEY_WORDS))
+        numpy.random.set_state(("MT19937", numpy.frombuffer(os.urandom(2_496), "uint32"), 624))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()  # those of GPUs are seeded when their context is made

@@ -139,7 +139,7 @@ class ZygoteRunner:
         _replace_environment(environment)
         _prepend_path(environment.get("PYTHONPATH", ""))
         os.chdir(environment["PWD"])
-        fork.reseed(is_new=True)
+        fork.reseed()
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 os.mkdir(folder)  # noqa: PTH102 - a path object touches 40 pages of its class
@@ -279,7 +279,6 @@ def _unfitness() -> str:
 def run_first_times(runner: Runner, rehearse_start: "Callable[[], None]") -> None:
     """Do what is slow only the first time: random bytes, figures, tables, cells, a checkpoint, a kernel's start."""
     ssl.RAND_bytes(8)
-    fork.prepare_reseed()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _draw_once()
     runner.prepare()
