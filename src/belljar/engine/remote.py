@@ -1,9 +1,10 @@
 """The engine of another process: each call is a request of the HTTP API, made by the table in `operations.py`.
 
 Over the socket of a server of this user, who says for whom they ask, or to a server of another machine that believes
-what is signed. Knows nothing of what the server does with a call.
+what is signed. Knows nothing of what the server does with a call, and takes no more from it than an answer may have.
 """
 
+import asyncio
 import json
 import re
 import ssl
@@ -15,13 +16,22 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from belljar import ipc
 from belljar.engine.called import CalledEngine
 from belljar.engine.contract import MAX_PART_BYTES, Access, SessionFilter
 from belljar.engine.models import FilePart
-from belljar.engine.operations import IN_PATH, JSON, OPERATIONS, PREFIX, ApiProblem, EventPage, Operation
+from belljar.engine.operations import (
+    IN_PATH,
+    JSON,
+    OPERATIONS,
+    PREFIX,
+    ApiProblem,
+    EventPage,
+    Operation,
+    ProblemDetail,
+)
 from belljar.errors import (
     BelljarError,
     EngineError,
@@ -36,6 +46,12 @@ from belljar.models import Model
 from belljar.request_headers import SPEAKER_HEADERS
 
 CONNECT_S: Final = 2.0
+_MOST_BYTES: Final = 400 * 1024 * 1024
+"""Of an answer, or of one event of a stream: more than the output of an execution has by default, in base64."""
+_BODY_S: Final = 30.0
+"""Time for an answer to be complete that has begun, plus a second for every _BODY_RATE bytes that arrive."""
+_BODY_RATE: Final = 16_384
+_EVENT: Final = TypeAdapter(dict[str, Any])
 _VERSIONS: Final = "Servers and commands of one data directory are best of one version: restart the older ones"
 _MOST_ID_CHARS: Final = 400
 _ABSENCES: Final[dict[str, type[BelljarError]]] = {
@@ -54,7 +70,7 @@ class ServerGone(EngineError):
 
 
 class ServerSilent(ServerGone):
-    """A server has a request, and did not answer it in time: it may do what it was asked, or have done it."""
+    """A server has a request, and gave no answer in time that can be read: it may have done what it was asked."""
 
     code = "server-silent"
 
@@ -89,42 +105,34 @@ class RemoteEngine(CalledEngine):
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
         operation = _operation(verb, arguments)
+        limit_bytes = max(arguments["length"], 1) if verb == "read_part" else _MOST_BYTES
         async with self._send(operation, access, arguments) as response:
-            content = await response.aread()
-        if verb == "read_part":
-            return _file_part(response, content if arguments["length"] else b"")
-        if operation.answer is None:
-            return content if operation.media != JSON else None
+            content = await _read(response, verb, limit_bytes)
         try:
+            if verb == "read_part":
+                return _file_part(response, content if arguments["length"] else b"")
+            if operation.answer is None:
+                return content if operation.media != JSON else None
             # A newer server may tell more.
             found = operation.answer.model_validate_json(content, extra="ignore")
-        except ValidationError as error:
-            raise EngineError(
-                f"a server answered {verb} in another form than this version knows", hint=_VERSIONS
-            ) from error
+        except ValueError as error:
+            raise _misunderstood(verb) from error
         if isinstance(found, EventPage):
             return found.items, found.next is not None
         return getattr(found, operation.wrapped) if operation.wrapped else found
 
     async def _stream(self, verb: str, access: Access, **arguments: Any) -> AsyncGenerator[Any]:
         operation = _operation(verb, arguments)
-        kind = cast("type[Model]", operation.item)
         async with self._send(operation, access, arguments) as response:
             fields: dict[str, str] = {}
-            async for line in _lines(response):
+            async for line in lines_of(response, verb):
                 name, _, value = line.partition(": ")
                 if name in ("event", "id", "data"):
                     fields[name] = value
                 elif not line and fields:
-                    place = {"kind": fields.get("event", "")} | ({"id": fields["id"]} if "id" in fields else {})
-                    data, fields = json.loads(fields.get("data", "{}")), {}
-                    if place["kind"] == "error":
-                        raise named_error(f"{data['code']}: {data['message']}", data["hint"])
-                    try:
-                        happened = kind.model_validate(data | place, extra="ignore")
-                    except ValidationError:
-                        continue  # this version does not know what a newer server tells
-                    yield happened
+                    told, fields = fields, {}
+                    if (happened := _event(operation, told)) is not None:
+                        yield happened
 
     @asynccontextmanager
     async def _send(
@@ -135,6 +143,8 @@ class RemoteEngine(CalledEngine):
         request["headers"] = (self._credentials or _speaker(access)) | request.get("headers", {})
         # Without a context httpx would read all certificates of the host, which takes 46 ms.
         context = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # httpx waits so long for each piece of a head, and a head may come in a hundred thousand.
+        patience_s = self._patience_s and self._patience_s + CONNECT_S + len(request.get("content", b"")) / _BODY_RATE
         try:
             async with AsyncExitStack() as stack:
                 if isinstance(self._place, Path):
@@ -150,17 +160,17 @@ class RemoteEngine(CalledEngine):
                 )
                 await stack.enter_async_context(client)
                 asked = client.stream(operation.method, **request, extensions=self._extensions)
-                response = await stack.enter_async_context(asked)
+                async with asyncio.timeout(patience_s):
+                    response = await stack.enter_async_context(asked)
                 if response.status_code >= 400 and response.status_code != _BEYOND:
-                    raise _refusal(response.status_code, await response.aread())
+                    raise _refusal(response.status_code, await _read(response, operation.verb, _MOST_BYTES))
                 yield response
         except httpx2.InvalidURL as error:
             raise InvalidArgument(f"an argument of {operation.verb} is too long", hint="Pass a shorter one") from error
-        except httpx2.ReadTimeout as error:
-            raise ServerSilent(
-                f"a server has not answered {operation.verb} for {self._patience_s:g} s",
-                hint="It may still do it, or have done it: look before you repeat it",
-            ) from error
+        except (httpx2.ReadTimeout, TimeoutError) as error:
+            raise _silent(f"a server has not answered {operation.verb} for {self._patience_s:g} s") from error
+        except httpx2.DecodingError as error:
+            raise _misunderstood(operation.verb) from error
         except (httpx2.TransportError, OSError) as error:
             raise ServerGone("a server has hung up, or does not answer") from error
 
@@ -275,10 +285,62 @@ def _refusal(status: int, content: bytes) -> BelljarError:
     return named_error(f"{detail.code}: {detail.message}", detail.hint)
 
 
-async def _lines(response: httpx2.Response) -> AsyncGenerator[str]:
+def _event(operation: Operation, fields: dict[str, str]) -> Model | None:
+    """Return what happened by an event of a stream; None for what this version does not know of a newer server."""
+    try:
+        data = fields.get("data", "{}")
+        if fields.get("event") == "error":
+            detail = ProblemDetail.model_validate_json(data, extra="ignore")
+            raise named_error(f"{detail.code}: {detail.message}", detail.hint)
+        place = {"kind": fields.get("event", "")} | ({"id": fields["id"]} if "id" in fields else {})
+        found = _EVENT.validate_json(data) | place
+    except ValidationError as error:
+        raise _misunderstood(operation.verb) from error
+    try:
+        return cast("type[Model]", operation.item).model_validate(found, extra="ignore")
+    except ValidationError:
+        return None
+
+
+def _silent(fact: str) -> ServerSilent:
+    return ServerSilent(fact, hint="It may still do it, or have done it: look before you repeat it")
+
+
+def _misunderstood(verb: str) -> ServerSilent:
+    return ServerSilent(f"a server answered {verb} in another form than this version knows", hint=_VERSIONS)
+
+
+def _too_long(verb: str, limit_bytes: int) -> ServerSilent:
+    return _silent(f"a server's answer to {verb} is longer than {limit_bytes:,} bytes, the most that is read")
+
+
+async def _read(response: httpx2.Response, verb: str, limit_bytes: int) -> bytes:
+    """Return the body of an answer, which has to come at a least rate, as those of requests have to."""
+    found, loop = bytearray(), asyncio.get_running_loop()
+    begun_at = loop.time()
+    try:
+        async with asyncio.timeout(_BODY_S) as deadline:
+            async for part in response.aiter_bytes():
+                found += part
+                if len(found) > limit_bytes:
+                    raise _too_long(verb, limit_bytes)
+                deadline.reschedule(begun_at + _BODY_S + len(found) / _BODY_RATE)
+    except TimeoutError as error:
+        raise _silent(f"a server's answer to {verb} stood still after {len(found):,} bytes") from error
+    return bytes(found)
+
+
+async def lines_of(response: httpx2.Response, verb: str) -> AsyncGenerator[str]:
     """Yield the lines of a stream. httpx would end them at U+2028 and the like too, which JSON may have in texts."""
-    rest = b""
+    begun: list[bytes] = []
+    size_bytes = 0
     async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.decode()
+        whole, newline, rest = chunk.rpartition(b"\n")
+        size_bytes += len(chunk)
+        if size_bytes > _MOST_BYTES:
+            raise _too_long(verb, _MOST_BYTES)
+        begun.append(whole if newline else rest)
+        if newline:
+            for line in b"".join(begun).split(b"\n"):
+                yield line.decode(errors="replace")
+            begun, size_bytes = [rest], len(rest)

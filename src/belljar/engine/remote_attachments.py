@@ -39,13 +39,14 @@ from belljar.engine.attachment_messages import (
     SessionEnded,
     SessionEvent,
 )
+from belljar.engine.remote import ServerSilent, lines_of
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
 from belljar.servers import http_sockets
 
 _Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
 _PATH = "/api/v1/attachments"
-_DATA = b"data: "
+_DATA = "data: "
 _MAX_QUEUED_EVENTS = 1_000
 _MAX_NAMED = 5
 
@@ -233,16 +234,13 @@ class RemoteAttachment:
         try:
             async with self._client.stream("GET", f"{self._path()}/events") as response:
                 is_read.set_result(None)
-                rest = b""
-                async for chunk in response.aiter_bytes():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        # What this version does not know of a newer server is passed over.
-                        with suppress(ValidationError):
-                            if line.startswith(_DATA):
-                                event = messages.event_form.validate_json(line[len(_DATA) :], extra="ignore")
-                                await self._events.put(event)
-        except httpx2.TransportError:
+                async for line in lines_of(response, "events"):
+                    # What this version does not know of a newer server is passed over.
+                    with suppress(ValidationError):
+                        if line.startswith(_DATA):
+                            event = messages.event_form.validate_json(line[len(_DATA) :], extra="ignore")
+                            await self._events.put(event)
+        except (httpx2.TransportError, ServerSilent):
             pass
         finally:
             if not is_read.done():

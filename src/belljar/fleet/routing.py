@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -211,7 +211,11 @@ class Fleet:
         """Return the caller's sessions at the other servers."""
         peers, caller = [*self.peers.ready.values()], caller_headers()
         answers = await asyncio.gather(*(peer.ask("/fleet/sessions", caller) for peer in peers))
-        return [info for answer in answers for info in _INFOS.validate_json(answer or b"[]")]
+        found: list[SessionInfo] = []
+        for answer in answers:
+            with suppress(ValidationError):
+                found += _INFOS.validate_json(answer or b"[]")
+        return found
 
     async def engines(self) -> dict[str, Engine]:
         """Return the engines of all servers, by the names of their folders; this one is the first."""
