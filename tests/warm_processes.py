@@ -40,7 +40,7 @@ _REQUEST_BYTES = 1 << 18
 _MODULES = (
     "belljar.python.local",
     "belljar.cli.run",
-    "belljar.cli.serve",
+    "belljar.cli.serve_http",
     "belljar.http.app",
     "belljar.mcp.stdio",
     "IPython.core.inputtransformer2",

@@ -48,8 +48,9 @@ from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peer import Own, Peer, mark_of
 from belljar.fleet.peers import Peers
 from belljar.fleet.relay import PeerAway, passed_on, relay, session_lost
-from belljar.http.app import most_request_bytes, open_listener, parse_bind
+from belljar.http.app import open_listener, parse_bind
 from belljar.http.auth import current_principal
+from belljar.http.jsonrpc import most_request_bytes
 from belljar.http.resumable_streams import LARGE_BYTES, SessionManager
 from belljar.http.tls import tls_context
 from belljar.journal.journal import TAG_LETTERS, has_id_form

@@ -47,10 +47,11 @@ from belljar.http.health import (
     health,
     signpost,
 )
+from belljar.http.jsonrpc import most_request_bytes
 from belljar.http.resumable_streams import SessionManager
 from belljar.http.tls import tls_context
 from belljar.products import HttpParts
-from belljar.settings import MEBIBYTE, Settings, variable
+from belljar.settings import Settings, variable
 
 _LOOPBACK_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-z:.%_-]+\]|[^][\s:/@,*]+)(?P<port>:[0-9]+)?")
@@ -264,11 +265,6 @@ def build_app(
 
     notices = [] if knows_callers(settings) else [Middleware(ProxyNotice)]
     return Starlette(routes=routes, lifespan=running, middleware=[Middleware(SpeakerRefusal), *notices])
-
-
-def most_request_bytes(settings: Settings) -> int:
-    """Return the size of the largest message that is read: an upload in base64, and the JSON around it."""
-    return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
 
 
 def _session_manager(

@@ -23,6 +23,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from belljar.json_values import MAX_VALUES, has_too_many_values
+from belljar.settings import MEBIBYTE, Settings
 
 SCANNED_BYTES: Final = 4_096
 """How far into a message that is not parsed we look for its id."""
@@ -30,6 +31,11 @@ _BLANK_BYTES: Final = 64
 # A string that is not closed ends with the text, or every quote in it would be tried as the beginning of another one.
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\(?:.|\Z)[^"\\]*+)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
 _ID_VALUE: Final = re.compile(rb'\s*+:\s*+("(?:[^"\\]|\\.)*+"|-?\d++(?![.eE]))')
+
+
+def most_request_bytes(settings: Settings) -> int:
+    """Return the size of the largest message that is read: an upload in base64, and the JSON around it."""
+    return settings.max_upload_bytes * 4 // 3 + MEBIBYTE
 
 
 def read_message(data: bytes) -> JSONRPCMessage | list[JSONRPCError]:

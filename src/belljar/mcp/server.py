@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp import MCPError
 from mcp.server.apps import client_supports_apps
@@ -26,15 +26,11 @@ from mcp.types import (
     Tool,
 )
 from pydantic import AnyUrl, ValidationError
-from starlette.applications import Starlette
-from starlette.types import ASGIApp
 
 from belljar.distribution import own_version
 from belljar.errors import BelljarError, InvalidArgument, SettingsError
 from belljar.facts import hookimpl
-from belljar.http.app import Placement, build_app
 from belljar.http.auth import current_principal
-from belljar.http.health import Operations
 from belljar.mcp.apps_extension import APP_TOOL, APP_URI, SessionApp
 from belljar.mcp.content import Structured, asked_structure, error_blocks
 from belljar.mcp.executor import EXECUTOR_INSTRUCTIONS, ExecutorSurface, refusal_as_json
@@ -49,6 +45,12 @@ from belljar.mcp.tools_list import Surroundings, small_schema, truthful
 from belljar.plugins import Plugins
 from belljar.products import products
 from belljar.runtime import Runtime
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
+
+    from belljar.http.app import Placement
 
 NAME_LIMIT_CHARS = 200
 # The longest path that a file may have, with every byte escaped.
@@ -291,13 +293,17 @@ def add_surfaces(plugins: Plugins) -> None:
 
 
 def build_http_app(
-    runtime: Runtime, with_own_auth: Mapping[str, ASGIApp] | None = None, placement: Placement | None = None
-) -> Starlette:
+    runtime: Runtime, with_own_auth: "Mapping[str, ASGIApp] | None" = None, placement: "Placement | None" = None
+) -> "Starlette":
     """Return an app with the chosen surfaces at /mcp, and each alone at /mcp/NAME; the runtime is open already.
 
     The apps of `with_own_auth` are served at their paths, and ask for credentials themselves. `placement` finds the
     server that a request is for, where there are several.
     """
+    # Imported here, because a server that speaks stdio needs none of it.
+    from belljar.http.app import build_app
+    from belljar.http.health import Operations
+
     settings, mark = runtime.settings, placement.mark if placement is not None else ""
     servers = {"/mcp": build_server(runtime, settings.surfaces, mark)}
     servers |= {f"/mcp/{name}": build_server(runtime, [name], mark) for name in settings.surfaces}
