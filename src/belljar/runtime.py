@@ -73,7 +73,7 @@ class LateEngine:
 
     def __init__(self, registry: Registry, data_directory: Path, name: str) -> None:
         self._made: LocalEngine | None = None
-        self._run_source: RunSource | None = None
+        self._find_runs: Callable[[], RunSource] | None = None
         self._registry = registry
         self._data_directory = data_directory
         self._name = name
@@ -84,14 +84,14 @@ class LateEngine:
 
         if self._made is None:
             self._made = LocalEngine(self._registry, self._data_directory, self._name)
-            self._made.run_source = self._run_source
+            self._made.find_runs = self._find_runs
         return self._made
 
-    def show_runs(self, source: "RunSource") -> None:
-        """Have the engine show the runs of workflows that `source` has."""
-        self._run_source = source
+    def show_runs(self, find_runs: "Callable[[], RunSource]") -> None:
+        """Have the engine show the runs of workflows, from the source that `find_runs` returns."""
+        self._find_runs = find_runs
         if self._made is not None:
-            self._made.run_source = source
+            self._made.find_runs = find_runs
 
     async def aclose(self) -> None:
         """End its threads; may be called twice."""

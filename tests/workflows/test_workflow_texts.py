@@ -16,8 +16,9 @@ from belljar.plugins import load_plugins
 from belljar.policy.guard import Guard, compile_policy
 from belljar.policy.rules import Policy
 from belljar.toolbox.base import Catalogue, ServerCatalogue, ToolDefinition
+from belljar.workflows import PRODUCT
 from belljar.workflows.checks import Checker
-from belljar.workflows.definition import OWN_TYPES, BuiltinStepTypes, Definition, json_schema, step_types
+from belljar.workflows.definition import OWN_TYPES, Definition, json_schema, step_types
 from belljar.workflows.graph import as_mermaid, as_svg
 from belljar.workflows.library import Library, digest_of, first_difference, texts_of
 from belljar.workflows.source_text import read_text
@@ -106,7 +107,7 @@ workflows:
 
 async def test_the_examples_fit_the_published_schema():
     plugins = load_plugins(hooks, str(EXAMPLES / "plugins"), with_packages=False)
-    plugins.add("workflows", BuiltinStepTypes())
+    plugins.add("workflows", PRODUCT.plugin())
     validator = Draft202012Validator(json_schema(step_types(plugins)))
     for path in EXAMPLES.glob("*.yaml"):
         assert [error.message for error in validator.iter_errors(read_text(path.read_text()).data)] == []

@@ -103,8 +103,8 @@ class LocalViews:
         """Says whether the server works; a surface that has such checks sets it."""
         self.make_console_link: Callable[[], ConsoleLink] | None = None
         """Makes a link to the console; None where the server has none."""
-        self.run_source: RunSource | None = None
-        """Has the runs of workflows; None where there are none."""
+        self.find_runs: Callable[[], RunSource] | None = None
+        """Returns what has the runs of workflows; None where there are none."""
         self._history = HistoryReader(data_directory / "journal.sqlite", registry.journal.commit)
         self._usage = UsageSampler(registry.all, registry.changes)
         self._entries = Entries(registry, self._usage)
@@ -411,9 +411,9 @@ class LocalViews:
     ) -> EntryPage[RunEntry]:
         """See `Engine`."""
         before = time_place(cursor) if cursor else None
-        if self.run_source is None:
+        if self.find_runs is None:
             return EntryPage(items=[])
-        found = await self.run_source.runs(owner_asked_for(access), state, text[:MAX_TEXT], before, limit + 1)
+        found = await self.find_runs().runs(owner_asked_for(access), state, text[:MAX_TEXT], before, limit + 1)
         following = found[limit - 1].cursor if len(found) > limit else None
         return EntryPage(items=found[:limit], next=following)
 
@@ -423,9 +423,9 @@ class LocalViews:
         return await self._runs(run_id).run(owner_asked_for(access), run_id, node, max(0, offset), most)
 
     def _runs(self, run_id: str) -> RunSource:
-        if self.run_source is None:
+        if self.find_runs is None:
             raise RunNotFound(f"run {run_id[:64]!r} does not exist: this server has no workflows")
-        return self.run_source
+        return self.find_runs()
 
     # Access
 

@@ -165,6 +165,10 @@ class RunRecords:
         )
         return changed == 1
 
+    def has_any(self) -> bool:
+        """Return whether there is any run, ended ones included."""
+        return next(self._journal.rows("SELECT 1 FROM runs LIMIT 1"), None) is not None
+
     def find(self, run_id: str) -> RunRecord | None:
         """Return a run by its id; None if there is none."""
         if not run_id.isascii():

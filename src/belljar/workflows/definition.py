@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from belljar.facts import CodeStep, hookimpl
+from belljar.facts import CodeStep
 from belljar.plugins import Plugins
 from belljar.policy.rules import Policy
 from belljar.workflows import switches
@@ -265,15 +265,6 @@ OWN_TYPES = (
     StepKind("parallel", Parallel, "Runs lists of steps side by side, each in a fork of the session", ("branches",)),
     StepKind("workflow", SubWorkflow, "Runs another workflow in the same session"),
 )
-
-
-class BuiltinStepTypes:
-    """belljar's own step types, registered through the hook that plugins use."""
-
-    @hookimpl
-    def workflow_step_types(self) -> tuple[StepKind, ...]:
-        """Return the types."""
-        return OWN_TYPES
 
 
 def step_types(plugins: Plugins) -> Mapping[str, StepKind]:

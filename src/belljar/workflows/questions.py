@@ -2,15 +2,18 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from belljar.journal.run_records import ENDED, RunRecord, StepRecord
+from belljar.journal.run_records import ENDED, RunRecord, RunRecords, StepRecord
 from belljar.models import iso_ms
 from belljar.outputs.terminal_text import printable
-from belljar.questions.models import InboxQuestion, Question, QuestionState, QuestionSubject, shown_fields
+from belljar.questions.models import Action, InboxQuestion, Question, QuestionState, QuestionSubject, shown_fields
 from belljar.questions.schema import fault_of, fields_of, required_of
+
+if TYPE_CHECKING:
+    from belljar.workflows.workflows import Workflows
 
 Kind = Literal["form", "approval", "fate", "held"]
 # A step on record is read by older versions too, which know these and no others.
@@ -108,3 +111,35 @@ def missing_fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> tupl
         "properties": {name: properties[name] for name in asked},
         "required": [name for name in asked if name in required or name in faults],
     }, faults
+
+
+class RunInbox:
+    """The waits of runs in the inbox, beside the questions of executions.
+
+    The id of a question is that of its run and the path of its step.
+    """
+
+    def __init__(self, records: RunRecords, workflows: "Callable[[], Workflows]") -> None:
+        self._records = records
+        self._workflows = workflows
+
+    def waiting(self, principal: str | None) -> list[InboxQuestion]:
+        """See `QuestionSource`."""
+        pairs = self._records.waiting()
+        return [inbox_question(run, step) for run, step in pairs if principal in (None, run.principal)]
+
+    def find(self, question_id: str) -> InboxQuestion | None:
+        """See `QuestionSource`."""
+        run_id, _, path = question_id.partition(":")
+        record = self._records.find(run_id)
+        rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
+        return inbox_question(record, rows[-1]) if record is not None and rows else None
+
+    async def answer(
+        self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool
+    ) -> None:
+        """See `QuestionSource`."""
+        run_id, _, path = question.id.partition(":")
+        await self._workflows().answer(
+            run_id, question.owner, values, action=action, step=path, by=by, is_operator=is_operator
+        )

@@ -20,7 +20,7 @@ from belljar.journal.run_records import ENDED, RunRecord, RunRecords, RunState, 
 from belljar.logs import pseudonym
 from belljar.models import iso
 from belljar.questions.inbox import check_may_answer
-from belljar.questions.models import Action, InboxQuestion
+from belljar.questions.models import Action
 from belljar.questions.schema import checked_values
 from belljar.runtime import Runtime
 from belljar.servers import is_living
@@ -38,8 +38,6 @@ from belljar.workflows.run_session import RunSession, uses_steps
 from belljar.workflows.run_views import RunInfo, WorkflowInfo, run_info
 from belljar.workflows.step_guards import hidden_in
 
-LOOK_S = 5.0
-"""How often a server looks for runs that nobody drives and that can go on."""
 MAX_TRIES = 3
 """How many servers in a row may end soon after they took a run over, before it is set aside."""
 MAX_LISTED = 100
@@ -73,7 +71,6 @@ class Workflows:
         folder = self._settings.workflows_directory
         self.library = Library(Path(folder) if folder else None, types)
         self._live: dict[str, LiveRun] = {}
-        self._is_closing = False
 
     @classmethod
     def over(cls, runtime: Runtime) -> Self:
@@ -421,20 +418,13 @@ class Workflows:
 
     # In the background
 
-    async def go_on_with_others(self, ready: asyncio.Task[None]) -> None:
-        """Go on, once the server is ready, with runs that nobody drives: of servers that died, answered, or expired."""
-        await asyncio.wait([ready])
-        while not self._is_closing:
-            try:
-                self._records.settle()
-                for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
-                    if not self._is_driven(record) and await self._is_ours(record):
-                        self._take_safely(record)
-                self._records.forget_ended(time.time() - self._settings.keep_days * DAY_S)
-            except Exception:
-                # What is wrong with one look must not end all later ones.
-                log.exception("runs of others could not be looked at")
-            await asyncio.sleep(LOOK_S)
+    async def go_on_with_others(self) -> None:
+        """Go on with runs that nobody drives: of servers that died, answered, or expired."""
+        self._records.settle()
+        for record in [*self._records.unfinished(), *self._records.with_work(time.time())]:
+            if not self._is_driven(record) and await self._is_ours(record):
+                self._take_safely(record)
+        self._records.forget_ended(time.time() - self._settings.keep_days * DAY_S)
 
     async def _is_ours(self, record: RunRecord) -> bool:
         """Return whether a run may go on here: with a store, another server may have gone on with its session."""
@@ -465,7 +455,6 @@ class Workflows:
 
     async def aclose(self) -> None:
         """Stop driving; whoever comes next goes on with the runs."""
-        self._is_closing = True
         await asyncio.gather(*(self._abandon(run) for run in [*self._live.values()]))
 
     async def interrupt(self, run: LiveRun) -> None:
@@ -486,41 +475,9 @@ class Workflows:
                 await self._sessions.endings.hibernate(session, f"its run {run.id} goes on later", is_expected=True)
 
 
-class RunInbox:
-    """The waits of runs in the inbox, beside the questions of executions.
-
-    The id of a question is that of its run and the path of its step.
-    """
-
-    def __init__(self, workflows: Workflows, records: RunRecords) -> None:
-        self._workflows = workflows
-        self._records = records
-
-    def waiting(self, principal: str | None) -> list[InboxQuestion]:
-        """See `QuestionSource`."""
-        pairs = self._records.waiting()
-        return [inbox_question(run, step) for run, step in pairs if principal in (None, run.principal)]
-
-    def find(self, question_id: str) -> InboxQuestion | None:
-        """See `QuestionSource`."""
-        run_id, _, path = question_id.partition(":")
-        record = self._records.find(run_id)
-        rows = [row for row in self._records.asked(run_id) if row.path == path] if record is not None else []
-        return inbox_question(record, rows[-1]) if record is not None and rows else None
-
-    async def answer(
-        self, question: InboxQuestion, action: Action, values: Mapping[str, Any], by: str, *, is_operator: bool
-    ) -> None:
-        """See `QuestionSource`."""
-        run_id, _, path = question.id.partition(":")
-        await self._workflows.answer(
-            run_id, question.owner, values, action=action, step=path, by=by, is_operator=is_operator
-        )
-
-
 def workflows_of(runtime: Runtime) -> Workflows:
     """Return the workflows of a runtime."""
-    return runtime.parts["workflows"]
+    return runtime.parts["workflows"].get()
 
 
 def _checked_variables(definition: Definition, given: Mapping[str, Any]) -> dict[str, Any]:
