@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from belljar.outputs.forms import SVG, Picture, form_of, picture_in, readable_text
-from belljar.outputs.html import page_of
 from belljar.outputs.notebook import UNDONE, written
 from belljar.outputs.terminal_text import as_plain, printable
 
@@ -152,12 +151,19 @@ class FormatInfo:
     """Whether it usually has what cells said."""
 
 
+def _page(notebook: Any, options: ExportOptions) -> str:
+    # Imported here, because every server knows the formats, and few write a page.
+    from belljar.outputs.html import page_of
+
+    return page_of(notebook, runs_scripts=options.runs_scripts)
+
+
 EXPORT_FORMATS: Final[dict[ExportFormat, FormatInfo]] = {
     "ipynb": FormatInfo((".ipynb",), "application/x-ipynb+json", lambda notebook, _: written(notebook)),
     "html": FormatInfo(
         (".html", ".htm"),
         "text/html; charset=utf-8",
-        lambda notebook, options: page_of(notebook, runs_scripts=options.runs_scripts),
+        _page,
     ),
     "py": FormatInfo(
         (".py",), "text/x-python; charset=utf-8", lambda notebook, _: script_of(notebook), has_outputs=False

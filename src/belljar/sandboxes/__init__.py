@@ -28,23 +28,44 @@ class BuiltinProviders:
 
     @hookimpl
     def sandbox_providers(self, settings: Settings) -> Mapping[str, Callable[[], Provider]]:
-        """Return what makes them, by name."""
+        """Return what makes them, by name; each imports its module, because a server has one of them."""
         # Not at the top, because other systems lack modules that these need, and have use for the rest of the package.
-        from belljar.sandboxes.container.provider import ContainerProvider
-        from belljar.sandboxes.data_path import DataPath
-        from belljar.sandboxes.gvisor import GVisorProvider
         from belljar.sandboxes.limits.enforcement import Enforcer
-        from belljar.sandboxes.microvm import MicroVMProvider
-        from belljar.sandboxes.namespace.provider import NamespaceProvider
-        from belljar.sandboxes.process import ProcessProvider
 
         enforcer = Enforcer(asks_systemd=settings.systemd_scope)
+
+        def namespace() -> Provider:
+            from belljar.sandboxes.namespace.provider import NamespaceProvider
+
+            return NamespaceProvider(enforcer)
+
+        def process() -> Provider:
+            from belljar.sandboxes.data_path import DataPath
+            from belljar.sandboxes.process import ProcessProvider
+
+            return ProcessProvider(enforcer, DataPath(is_for_one=settings.max_sessions == 1))
+
+        def container() -> Provider:
+            from belljar.sandboxes.container.provider import ContainerProvider
+
+            return ContainerProvider(settings.container_engine, settings.container_image)
+
+        def gvisor() -> Provider:
+            from belljar.sandboxes.gvisor import GVisorProvider
+
+            return GVisorProvider(settings.runsc, enforcer)
+
+        def microvm() -> Provider:
+            from belljar.sandboxes.microvm import MicroVMProvider
+
+            return MicroVMProvider(settings.start_timeout_s)
+
         return {
-            "namespace": lambda: NamespaceProvider(enforcer),
-            "process": lambda: ProcessProvider(enforcer, DataPath(is_for_one=settings.max_sessions == 1)),
-            "container": lambda: ContainerProvider(settings.container_engine, settings.container_image),
-            "gvisor": lambda: GVisorProvider(settings.runsc, enforcer),
-            "microvm": lambda: MicroVMProvider(settings.start_timeout_s),
+            "namespace": namespace,
+            "process": process,
+            "container": container,
+            "gvisor": gvisor,
+            "microvm": microvm,
         }
 
 
@@ -52,11 +73,18 @@ def providers(settings: Settings, plugins: Plugins | None = None) -> dict[str, P
     """Return belljar's own providers by name, usable here or not, and another one if that is configured."""
     own = BuiltinProviders().sandbox_providers(settings)
     known = {name: make() for name, make in own.items()}
-    if (chosen := settings.sandbox).startswith(PLUGIN_PREFIX):
-        known[chosen] = _of_plugin(chosen.removeprefix(PLUGIN_PREFIX), settings, plugins or Plugins())
-    elif chosen not in known:
-        known[chosen] = load_provider(chosen)
+    if settings.sandbox not in known:
+        known[settings.sandbox] = _configured(settings, plugins)
     return known
+
+
+def _configured(settings: Settings, plugins: Plugins | None) -> Provider:
+    own, chosen = BuiltinProviders().sandbox_providers(settings), settings.sandbox
+    if chosen in own:
+        return own[chosen]()
+    if chosen.startswith(PLUGIN_PREFIX):
+        return _of_plugin(chosen.removeprefix(PLUGIN_PREFIX), settings, plugins or Plugins())
+    return load_provider(chosen)
 
 
 def _of_plugin(name: str, settings: Settings, plugins: Plugins) -> Provider:
@@ -73,7 +101,7 @@ def _of_plugin(name: str, settings: Settings, plugins: Plugins) -> Provider:
 def open_provider(settings: Settings, plugins: Plugins | None = None) -> Provider:
     """Return the configured provider if all its checks pass; SandboxUnavailable names the first that does not."""
     _check_temporary_folder()
-    provider = providers(settings, plugins)[settings.sandbox]
+    provider = _configured(settings, plugins)
     for check in ask_checks(provider):
         if not check.is_ok:
             raise SandboxUnavailable(
