@@ -90,6 +90,7 @@ async def await_ready(
     `holder` is the process that starts the runner. It runs in the same interpreter, so it may be the one that failed.
     """
     output = ""
+    protocol.build_reader()
     try:
         async with asyncio.timeout(timeout_s):
             while True:
