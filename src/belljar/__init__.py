@@ -43,10 +43,11 @@ if TYPE_CHECKING:
         SessionFork,
         SessionInfo,
     )
+    from belljar.python.execution_handle import ExecutionHandle, OutputStream, SyncExecution, SyncStream
     from belljar.python.local import Engine, open_engine, open_session
     from belljar.python.remote import RemoteServer, connect
-    from belljar.python.session_handle import ExecutionHandle, OutputStream, SessionHandle
-    from belljar.python.sync import SyncExecution, SyncSession, SyncStream, map, session  # noqa: A004
+    from belljar.python.session_handle import SessionHandle, SyncSession
+    from belljar.python.sync import map, session  # noqa: A004
     from belljar.settings import Settings
 
 __all__ = [
@@ -109,7 +110,8 @@ _MODULES = {
         "Unauthorized",
         "UsageError",
     ),
-    "belljar.python.session_handle": ("ExecutionHandle", "OutputStream", "SessionHandle"),
+    "belljar.python.execution_handle": ("ExecutionHandle", "OutputStream", "SyncExecution", "SyncStream"),
+    "belljar.python.session_handle": ("SessionHandle", "SyncSession"),
     "belljar.models": (
         "Display",
         "ExecutionResult",
@@ -121,7 +123,7 @@ _MODULES = {
         "SessionInfo",
     ),
     "belljar.settings": ("Settings",),
-    "belljar.python.sync": ("SyncExecution", "SyncSession", "SyncStream", "map", "session"),
+    "belljar.python.sync": ("map", "session"),
 }
 
 

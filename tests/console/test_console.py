@@ -354,7 +354,7 @@ async def test_a_session_is_renamed_by_a_form_and_open_pages_show_it(place: Plac
     ):
         assert f'action="{page}/rename"' in (await browser.get(page)).text
         answer = await browser.post(f"{page}/rename", data={"reason": name})
-        assert (answer.status_code, answer.headers["location"]) == (303, f"{page}?done=renamed")
+        assert (answer.status_code, answer.headers["location"]) == (303, f"{page}?done=rename")
         assert 'role="status">Renamed.' in (await browser.get(answer.headers["location"])).text
         for happened, place_of_name in ((of_session, f'data-name="{shown}"'), (of_list, f">{shown}</a>")):
             async for event in happened:
@@ -366,6 +366,25 @@ async def test_a_session_is_renamed_by_a_form_and_open_pages_show_it(place: Plac
         assert f'value="{shown}"' in text
         await browser.post(f"{page}/rename", data={"reason": ""})
         assert f"Session {session_id[:8]}</h1>" in (await browser.get(page)).text
+
+
+@pytest.mark.parametrize(
+    ("act", "sent", "said"),
+    [
+        ("rename", {"reason": "x" * 201}, "reason: String should have at most 200 characters"),
+        ("map", {"pieces": "[]"}, "there is no act"),  # a stream
+        ("installs", {}, "there is no act"),
+        ("{session_id}", {}, "there is no act"),
+    ],
+)
+async def test_a_form_that_the_api_would_refuse_or_does_not_know_is_refused_with_the_reason(
+    place: Place, act: str, sent: dict[str, str], said: str
+) -> None:
+    first = await place.agent.execute("x = 1")
+    async with place.operator() as browser:
+        answer = await browser.post(f"/console/sessions/{first.session_id}/{act}", data=sent)
+    assert (answer.status_code, said in answer.text) == (400, True)
+    assert (await place.agent.execute("x", first.session_id)).result == "1"
 
 
 async def test_acts_of_a_person_are_told_to_the_agent(place: Place) -> None:

@@ -17,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from belljar.engine.contract import Access, Engine
+from belljar.engine.operations import JSON, OPERATIONS
 from belljar.errors import BelljarError, InvalidArgument, TooLarge
+from belljar.http.api_operations import read_body
 from belljar.questions.schema import choices_of, fields_of, required_of, typed_value
 
 MAX_FIELDS: Final = 100
@@ -32,8 +34,8 @@ DONE: Final = {
     "forked": "This is the fork. The session that it was made from goes on unchanged; ending this one undoes the fork.",
     "forked-all": "All forks are made. They are named below and in the timeline.",
     "forked-fewer": "There was no room for all of them. The forks that were made are named below and in the timeline.",
-    "rewound": "Rewound. What was undone is folded below: its code can be run again from there.",
-    "renamed": "Renamed.",
+    "rewind": "Rewound. What was undone is folded below: its code can be run again from there.",
+    "rename": "Renamed.",
     "answered": "Answered. Whoever asked goes on.",
     "declined": "Declined. Whoever asked is told so.",
     "uploaded": "Uploaded.",
@@ -224,12 +226,6 @@ class SessionActions:
                 if forked.session_ids:
                     return _back(session_id, "forked-fewer" if forked.unmade else "forked-all")
                 return _back(forked.session_id, "forked")
-            case "rewind":
-                await engine.rewind(access, session_id, fields.get("to", ""))
-                return _back(session_id, "rewound")
-            case "rename":
-                await engine.rename(access, session_id, fields.get("reason", ""))
-                return _back(session_id, "renamed")
             case "end":
                 await engine.end(access, session_id)
                 return RedirectResponse("/console?done=ended", status_code=303)
@@ -243,7 +239,22 @@ class SessionActions:
             case "upload":
                 raise InvalidArgument("no file was chosen", hint="Choose a file first")
             case _:
-                raise InvalidArgument(f"there is no act {act[:64]!r}")
+                await self._call(access, session_id, act, fields)
+                return _back(session_id, act)
+
+    async def _call(self, access: Access, session_id: str, act: str, fields: dict[str, str]) -> None:
+        """Have the engine do what the HTTP API does at `sessions/ID/ACT`, with the form's fields in place of a body."""
+        path = f"/sessions/{{session_id}}/{act}"
+        operation = next((one for one in OPERATIONS if (one.method, one.path, one.media) == ("POST", path, JSON)), None)
+        if operation is None:
+            raise InvalidArgument(f"there is no act {act[:64]!r}")
+        given: dict[str, Any] = {}
+        if operation.body is not None:
+            known = operation.body.model_fields.items()
+            # A field that was left empty is not sent.
+            sent = {name: fields.get(name, "") for name, field in known if name in fields or field.is_required()}
+            given = dict(read_body(operation.body.model_validate_json, json.dumps(sent).encode()))
+        await getattr(self._engine, operation.verb)(access, session_id, **given)
 
 
 def _to_files(session_id: str, folder: str, done: str) -> Response:

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import JsonValue
 
-from belljar.engine.called import CalledEngine
-from belljar.engine.contract import Access, Engine, SessionFilter, time_cursor, time_place
+from belljar.engine.contract import Access, CalledEngine, Engine, SessionFilter, time_cursor, time_place
 from belljar.engine.models import (
     ConsoleLink,
     EntryPage,

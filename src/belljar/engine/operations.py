@@ -291,7 +291,16 @@ class Operation:
     most_bytes: int = 4 * 1024 * 1024
     """The largest body that it takes."""
     wrapped: str = ""
-    """The field of the answer that has what the verb returns; empty where that is the answer itself."""
+    """The field of the answer that has what the verb returns; empty where that is the answer itself, or its items."""
+    tool: str = ""
+    """The MCP tool that does the same with the same arguments, for those who reach a server by MCP alone."""
+    tool_answers: bool = True
+    """Whether the tool answers with `answer` too; one that tells less is only called."""
+
+    @property
+    def returned(self) -> str:
+        """Return the field of the answer that has what the verb returns; empty where that is the answer itself."""
+        return "items" if self.answer is not None and issubclass(self.answer, Items) else self.wrapped
 
     @property
     def names_in_path(self) -> list[str]:
@@ -304,7 +313,7 @@ CURSOR: Final = Parameter("The `next` of the page before")
 _AFTER: Final = Parameter("The id of the last event that the reader has")
 
 OPERATIONS: Final = (
-    Operation("servers", "GET", "/servers", "The servers of the data directory", Items[Server], wrapped="items"),
+    Operation("servers", "GET", "/servers", "The servers of the data directory", Items[Server]),
     Operation("health", "GET", "/health", "Checks and gauges", Health),
     Operation(
         "console_link",
@@ -343,7 +352,6 @@ OPERATIONS: Final = (
         "Those that are open now, in full",
         Items[LiveSession],
         {"asleep": Parameter("1: the caller's own too that are only on disk", 0, 0, 1)},
-        wrapped="items",
     ),
     Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
     Operation(
@@ -356,8 +364,17 @@ OPERATIONS: Final = (
         item=ProgressStep,
     ),
     Operation("session", "GET", _SESSION, "One session", SessionDetail),
-    Operation("rename", "POST", f"{_SESSION}/rename", "Change its reason", SessionEntry, body=SessionReason),
-    Operation("end", "DELETE", _SESSION, "End a session and delete all of it", status=204),
+    Operation(
+        "rename",
+        "POST",
+        f"{_SESSION}/rename",
+        "Change its reason",
+        SessionEntry,
+        body=SessionReason,
+        tool="rename_session",
+        tool_answers=False,
+    ),
+    Operation("end", "DELETE", _SESSION, "End a session and delete all of it", status=204, tool="clear_session"),
     Operation(
         "executions",
         "GET",
@@ -373,7 +390,6 @@ OPERATIONS: Final = (
         "Cursors of the further pages of its executions, the latest first",
         Items[str],
         {"size": Parameter("How many executions a page has", 50, 1, MAX_ITEMS)},
-        wrapped="items",
     ),
     Operation(
         "submit",
@@ -423,7 +439,9 @@ OPERATIONS: Final = (
         item=MappedResult,
         most_bytes=MAX_MAP_BYTES,
     ),
-    Operation("rewind", "POST", f"{_SESSION}/rewind", "Rewind it", Rewinding, body=RewindRequest),
+    Operation(
+        "rewind", "POST", f"{_SESSION}/rewind", "Rewind it", Rewinding, body=RewindRequest, tool="rewind_session"
+    ),
     Operation(
         "files",
         "GET",
@@ -539,7 +557,6 @@ OPERATIONS: Final = (
             "upto": Parameter("Up to this number of an event; 0 for all", 0),
             "chars": Parameter("How many characters of text", STREAM_CHARS, 1, 1_000_000),
         },
-        wrapped="items",
     ),
     Operation(
         "lines",
@@ -553,15 +570,8 @@ OPERATIONS: Final = (
             "q": Parameter("Text to look for", argument="search"),
         },
     ),
-    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Items[CallEntry], wrapped="items"),
-    Operation(
-        "decisions",
-        "GET",
-        f"{_EXECUTION}/decisions",
-        "The policy's decisions",
-        Items[dict[str, JsonValue]],
-        wrapped="items",
-    ),
+    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Items[CallEntry]),
+    Operation("decisions", "GET", f"{_EXECUTION}/decisions", "The policy's decisions", Items[dict[str, JsonValue]]),
     Operation("display", "GET", f"{_EXECUTION}/displays/{{name}}", "The file of a display", media=BYTES),
     Operation(
         "decisions",
@@ -570,7 +580,6 @@ OPERATIONS: Final = (
         "The policy's decisions, newest first",
         Items[dict[str, JsonValue]],
         {"limit": LIMIT},
-        wrapped="items",
     ),
     Operation(
         "questions",
@@ -579,7 +588,6 @@ OPERATIONS: Final = (
         "Questions to a person",
         Items[InboxQuestion],
         {"state": Parameter("waiting or ended", "waiting")},
-        wrapped="items",
     ),
     Operation("answer", "POST", "/questions/{question_id:path}", "Answer one", InboxQuestion, body=QuestionAnswer),
     Operation(

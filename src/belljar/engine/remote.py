@@ -19,8 +19,7 @@ import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from belljar import ipc
-from belljar.engine.called import CalledEngine
-from belljar.engine.contract import MAX_PART_BYTES, Access, SessionFilter
+from belljar.engine.contract import MAX_PART_BYTES, Access, CalledEngine, SessionFilter
 from belljar.engine.models import FilePart
 from belljar.engine.operations import (
     IN_PATH,
@@ -119,7 +118,7 @@ class RemoteEngine(CalledEngine):
             raise _misunderstood(verb) from error
         if isinstance(found, EventPage):
             return found.items, found.next is not None
-        return getattr(found, operation.wrapped) if operation.wrapped else found
+        return getattr(found, operation.returned) if operation.returned else found
 
     async def _stream(self, verb: str, access: Access, **arguments: Any) -> AsyncGenerator[Any]:
         operation = _operation(verb, arguments)

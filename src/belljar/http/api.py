@@ -102,7 +102,7 @@ class RestApi:
         found = await getattr(self._engine, operation.verb)(call.access, **_arguments(operation, call))
         if operation.answer is None:
             return Model()
-        return operation.answer.model_construct(**{operation.wrapped: found}) if operation.wrapped else found
+        return operation.answer.model_construct(**{operation.returned: found}) if operation.returned else found
 
     # What is more than a call
 

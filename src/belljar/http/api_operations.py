@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -81,6 +81,7 @@ class ApiCall:
         return str(self.request.path_params[name])
 
 
+_Read = TypeVar("_Read")
 Handler = Callable[[ApiCall], Awaitable[Model | Response]]
 
 
@@ -117,15 +118,20 @@ async def _check_request(operation: Operation, request: Request) -> ApiCall:
         content = await request_body(request, operation.most_bytes)
         if has_too_many_values(content):
             raise TooLarge(f"the body has more than {MAX_VALUES:,} values")
-        try:
-            body = operation.body.model_validate_json(content or b"{}")
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the body"
-            raise InvalidArgument(
-                f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
-            ) from None
+        body = read_body(operation.body.model_validate_json, content or b"{}")
     return ApiCall(request, request.state.access, query, body)
+
+
+def read_body(read: Callable[[bytes], _Read], content: bytes) -> _Read:
+    """Return what a body says, or refuse one of another form."""
+    try:
+        return read(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the body"
+        raise InvalidArgument(
+            f"{place[:100]}: {first['msg']}", hint=f"GET {PREFIX}/openapi.json says what it takes"
+        ) from None
 
 
 async def request_body(request: Request, most: int) -> bytes:

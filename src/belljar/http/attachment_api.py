@@ -10,9 +10,8 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,7 +22,7 @@ from belljar.engine.attachments import LocalAttachment, attach
 from belljar.engine.contract import Access
 from belljar.engine.operations import JSON, PREFIX
 from belljar.errors import BelljarError, Busy, InvalidArgument, SessionNotFound
-from belljar.http.api_operations import problem, request_body
+from belljar.http.api_operations import problem, read_body, request_body
 from belljar.http.event_streams import StreamShares, event_stream
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.sessions.registry import Registry
@@ -32,7 +31,6 @@ UNREAD_S: Final = 5.0
 """How long an attachment may be without a reader of its events."""
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _PATH: Final = f"{PREFIX}/attachments"
-_Read = TypeVar("_Read")
 _Act = Callable[[Request], Awaitable[Response]]
 
 
@@ -74,7 +72,7 @@ class AttachmentApi:
 
     async def _create(self, request: Request) -> Response:
         access: Access = request.state.access
-        wanted = _read(messages.NewAttachment.model_validate_json, await _body(request))
+        wanted = read_body(messages.NewAttachment.model_validate_json, await _body(request))
         held = await (self._find(access, wanted.session_id) if wanted.session_id else self._open(access, wanted))
         attachment_id = secrets.token_hex(16)
         self._held[attachment_id] = held
@@ -126,7 +124,7 @@ class AttachmentApi:
 
     async def _message(self, request: Request) -> Response:
         _, held = self._of(request)
-        wanted = _read(messages.request_form.validate_json, await _body(request))
+        wanted = read_body(messages.request_form.validate_json, await _body(request))
         reply = await _reply(held.local, wanted)
         return Response(reply.model_dump_json(), media_type=JSON)
 
@@ -166,15 +164,6 @@ async def _body(request: Request) -> bytes:
     if has_too_many_values(content):
         raise InvalidArgument(f"the body has more than {MAX_VALUES:,} values")
     return content
-
-
-def _read(read: Callable[[bytes], _Read], content: bytes) -> _Read:
-    try:
-        return read(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the body"
-        raise InvalidArgument(f"{place[:100]}: {first['msg']}") from None
 
 
 def _answered(act: _Act) -> _Act:

@@ -26,8 +26,7 @@ from mcp.types import (
 )
 from pydantic import JsonValue, ValidationError
 
-from belljar.engine.called import CalledEngine
-from belljar.engine.contract import MAX_WAIT_S, Access, Asks, Engine
+from belljar.engine.contract import MAX_WAIT_S, Access, Asks, CalledEngine, Engine
 from belljar.engine.models import (
     ClientQuestion,
     ExecutionProgress,
@@ -40,8 +39,10 @@ from belljar.engine.models import (
     ProgressStep,
     Submitted,
 )
+from belljar.engine.operations import OPERATIONS
 from belljar.errors import BelljarError, EngineError, InvalidArgument, InvalidPath, named_error
-from belljar.models import ExecutionResult, MappedResult, OutputEvent, Rewinding, SessionFork, SessionInfo
+from belljar.models import ExecutionResult, MappedResult, OutputEvent, SessionFork, SessionInfo
+from belljar.python.mapping import map_by_calls
 
 Fields = dict[str, Any]
 
@@ -254,8 +255,6 @@ class McpEngine(CalledEngine):
         retries_lost: bool = False,
     ) -> AsyncGenerator[MappedResult]:
         """See `Engine`."""
-        from belljar.python.called_map import map_by_calls
-
         options: Any = {
             "environment": environment,
             "at_once": at_once,
@@ -271,18 +270,6 @@ class McpEngine(CalledEngine):
         async with aclosing(told) as results:
             async for result in results:
                 yield result
-
-    async def rewind(self, access: Access, session_id: str, to: str | int) -> Rewinding:
-        """See `Engine`."""
-        return Rewinding.model_validate(await self._tool("rewind_session", session_id=session_id, to=to))
-
-    async def rename(self, access: Access, session_id: str, reason: str) -> Any:
-        """See `Engine`. Tools tell nothing of the session but its new name."""
-        await self._tool("rename_session", session_id=session_id, reason=reason)
-
-    async def end(self, access: Access, session_id: str) -> None:
-        """See `Engine`."""
-        await self._tool("clear_session", session_id=session_id)
 
     # Files and packages
 
@@ -314,6 +301,16 @@ class McpEngine(CalledEngine):
         yield ProgressStep(kind="done", installation=Installation(packages=answer["packages"]))
 
     # Calls
+
+    async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
+        """Call the tool that the table of operations names for a verb that is none of those above."""
+        operation = next(one for one in OPERATIONS if one.verb == verb)
+        if not operation.tool:
+            raise InvalidArgument(
+                f"a server that is reached by MCP alone has nothing for {verb!r}", hint="Use its HTTP API"
+            )
+        fields = await self._tool(operation.tool, **arguments)
+        return operation.answer.model_validate(fields) if operation.answer and operation.tool_answers else None
 
     async def _tool(self, tool: str, **arguments: Any) -> Fields:
         """Call a tool and return the fields of its answer; a refusal is raised."""
