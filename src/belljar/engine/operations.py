@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Literal
 
 from pydantic import Field, JsonValue
 
+from belljar.engine import models
 from belljar.engine.contract import (
     MAX_COMPLETED_CHARS,
     MAX_FORKS,
@@ -18,35 +19,6 @@ from belljar.engine.contract import (
     MAX_WAIT_S,
     STREAM_CHARS,
     Asks,
-)
-from belljar.engine.models import (
-    MAX_LISTED,
-    MAX_REQUIREMENTS,
-    CallEntry,
-    ConsoleLink,
-    EntryPage,
-    ExecutionEntry,
-    ExecutionProgress,
-    FileListing,
-    Followed,
-    FoundPage,
-    Health,
-    Item,
-    LiveSession,
-    NameCompletion,
-    OutputLines,
-    PackageList,
-    Piece,
-    ProgressStep,
-    Server,
-    ServerEvent,
-    SessionDetail,
-    SessionEntry,
-    SessionPage,
-    Submitted,
-    TableRows,
-    UsageHistory,
-    VariableList,
 )
 from belljar.engine.runs import MAX_STEPS_SHOWN, RunActs, RunDetail, RunEntry
 from belljar.errors import InvalidArgument
@@ -143,7 +115,7 @@ class InterruptRequest(Model):
 class NewPackages(Model):
     """Packages to install: names with an optional version, like pandas>=2."""
 
-    packages: list[str] = Field(min_length=1, max_length=MAX_REQUIREMENTS)
+    packages: list[str] = Field(min_length=1, max_length=models.MAX_REQUIREMENTS)
 
 
 class CompletionRequest(Model):
@@ -164,7 +136,7 @@ class ForkRequest(Model):
 class MapRequest(Model):
     """Pieces of code, each for a fork of its own or a new session, and how many of them run together."""
 
-    pieces: list[Piece] = Field(min_length=1, max_length=MAX_PIECES)
+    pieces: list[models.Piece] = Field(min_length=1, max_length=MAX_PIECES)
     environment: str = ""
     at_once: int = Field(16, ge=1, le=MAX_FORKS)
     timeout_s: float | None = Field(None, gt=0)
@@ -210,10 +182,10 @@ class InterruptedList(Model):
     interrupted: list[str]
 
 
-class Items(Model, Generic[Item]):
+class Items(Model, Generic[models.Item]):
     """A whole list."""
 
-    items: list[Item]
+    items: list[models.Item]
 
 
 class EventPage(Model):
@@ -313,22 +285,22 @@ CURSOR: Final = Parameter("The `next` of the page before")
 _AFTER: Final = Parameter("The id of the last event that the reader has")
 
 OPERATIONS: Final = (
-    Operation("servers", "GET", "/servers", "The servers of the data directory", Items[Server]),
-    Operation("health", "GET", "/health", "Checks and gauges", Health),
+    Operation("servers", "GET", "/servers", "The servers of the data directory", Items[models.Server]),
+    Operation("health", "GET", "/health", "Checks and gauges", models.Health),
     Operation(
         "console_link",
         "POST",
         "/console-link",
         "A link that signs in to the console once; on the server's own socket only",
-        ConsoleLink,
+        models.ConsoleLink,
     ),
-    Operation("usage", "GET", "/usage", "What sessions used in the last 15 minutes", UsageHistory),
+    Operation("usage", "GET", "/usage", "What sessions used in the last 15 minutes", models.UsageHistory),
     Operation(
         "sessions",
         "GET",
         "/sessions",
         "Sessions, newest first",
-        SessionPage,
+        models.SessionPage,
         {
             "state": Parameter("running, idle, fresh, asleep or gone"),
             "owner": Parameter("Of this owner only; for operators"),
@@ -342,7 +314,7 @@ OPERATIONS: Final = (
         "GET",
         "/search",
         "Cells whose code or output has a text, the latest first",
-        FoundPage,
+        models.FoundPage,
         {"q": Parameter("Words, or text in double quotes", argument="text"), "cursor": CURSOR, "limit": LIMIT},
     ),
     Operation(
@@ -350,10 +322,10 @@ OPERATIONS: Final = (
         "GET",
         "/live-sessions",
         "Those that are open now, in full",
-        Items[LiveSession],
+        Items[models.LiveSession],
         {"asleep": Parameter("1: the caller's own too that are only on disk", 0, 0, 1)},
     ),
-    Operation("create", "POST", "/sessions", "Open a session", SessionEntry, body=NewSession, status=201),
+    Operation("create", "POST", "/sessions", "Open a session", models.SessionEntry, body=NewSession, status=201),
     Operation(
         "open_session",
         "POST",
@@ -361,15 +333,15 @@ OPERATIONS: Final = (
         "Open a session and start its kernel: a stream of its stages",
         body=StartedSession,
         media=STREAM,
-        item=ProgressStep,
+        item=models.ProgressStep,
     ),
-    Operation("session", "GET", _SESSION, "One session", SessionDetail),
+    Operation("session", "GET", _SESSION, "One session", models.SessionDetail),
     Operation(
         "rename",
         "POST",
         f"{_SESSION}/rename",
         "Change its reason",
-        SessionEntry,
+        models.SessionEntry,
         body=SessionReason,
         tool="rename_session",
         tool_answers=False,
@@ -380,7 +352,7 @@ OPERATIONS: Final = (
         "GET",
         f"{_SESSION}/executions",
         "Executions, newest first, without output",
-        EntryPage[ExecutionEntry],
+        models.EntryPage[models.ExecutionEntry],
         {"cursor": CURSOR, "limit": LIMIT},
     ),
     Operation(
@@ -396,17 +368,19 @@ OPERATIONS: Final = (
         "POST",
         f"{_SESSION}/executions",
         "Run a cell; with the header Idempotency-Key, once",
-        Submitted,
+        models.Submitted,
         body=NewCell,
         status=202,
     ),
-    Operation("submit", "POST", "/executions", "Run a cell in a new session", Submitted, body=NewCell, status=202),
+    Operation(
+        "submit", "POST", "/executions", "Run a cell in a new session", models.Submitted, body=NewCell, status=202
+    ),
     Operation(
         "complete",
         "POST",
         f"{_SESSION}/complete",
         "Names that fit at a place in code; none while the session is busy or asleep",
-        NameCompletion,
+        models.NameCompletion,
         body=CompletionRequest,
     ),
     Operation(
@@ -447,7 +421,7 @@ OPERATIONS: Final = (
         "GET",
         f"{_SESSION}/files",
         "Files and folders in a folder, by name",
-        FileListing,
+        models.FileListing,
         {
             "path": Parameter("A folder"),
             "after": Parameter("A name"),
@@ -463,15 +437,15 @@ OPERATIONS: Final = (
         "GET",
         f"{_SESSION}/variables",
         "Its variables; while it is busy or asleep, their names",
-        VariableList,
-        {"offset": Parameter("After so many", 0), "limit": Parameter("How many", 500, 1, MAX_LISTED)},
+        models.VariableList,
+        {"offset": Parameter("After so many", 0), "limit": Parameter("How many", 500, 1, models.MAX_LISTED)},
     ),
     Operation(
         "rows",
         "GET",
         f"{_SESSION}/variables/{{name:path}}/rows",
         "Rows of a DataFrame, a Series, an array or a list of dictionaries",
-        TableRows,
+        models.TableRows,
         {
             "offset": Parameter("After so many rows", 0),
             "limit": Parameter("How many rows", 100, 1, MAX_ROWS),
@@ -481,7 +455,7 @@ OPERATIONS: Final = (
             "columns": Parameter(f"FIRST:LAST, the positions of columns; {MAX_COLUMNS} at most", "0:30"),
         },
     ),
-    Operation("packages", "GET", f"{_SESSION}/packages", "What its code can import", PackageList),
+    Operation("packages", "GET", f"{_SESSION}/packages", "What its code can import", models.PackageList),
     Operation(
         "install",
         "POST",
@@ -489,7 +463,7 @@ OPERATIONS: Final = (
         "Install packages: a stream of its stages",
         body=NewPackages,
         media=STREAM,
-        item=ProgressStep,
+        item=models.ProgressStep,
     ),
     Operation(
         "queue_install",
@@ -509,9 +483,9 @@ OPERATIONS: Final = (
         "Cells and output as they come",
         query={"after": _AFTER},
         media=STREAM,
-        item=Followed,
+        item=models.Followed,
     ),
-    Operation("execution", "GET", _EXECUTION, "One execution, without output", ExecutionEntry),
+    Operation("execution", "GET", _EXECUTION, "One execution, without output", models.ExecutionEntry),
     Operation(
         "result",
         "GET",
@@ -525,7 +499,7 @@ OPERATIONS: Final = (
         "POST",
         f"{_EXECUTION}/wait",
         "How far it is, once it has ended or has news",
-        ExecutionProgress,
+        models.ExecutionProgress,
         body=WaitRequest,
     ),
     Operation("reply", "POST", f"{_EXECUTION}/reply", "Answer it as its client", body=ClientReply, status=204),
@@ -563,14 +537,14 @@ OPERATIONS: Final = (
         "GET",
         f"{_EXECUTION}/lines",
         "Lines of its printed output",
-        OutputLines,
+        models.OutputLines,
         {
             "first": Parameter("The first line", 1, 1),
             "count": Parameter("How many", 200, 1, 1_000),
             "q": Parameter("Text to look for", argument="search"),
         },
     ),
-    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Items[CallEntry]),
+    Operation("calls", "GET", f"{_EXECUTION}/calls", "Its tool calls", Items[models.CallEntry]),
     Operation("decisions", "GET", f"{_EXECUTION}/decisions", "The policy's decisions", Items[dict[str, JsonValue]]),
     Operation("display", "GET", f"{_EXECUTION}/displays/{{name}}", "The file of a display", media=BYTES),
     Operation(
@@ -595,7 +569,7 @@ OPERATIONS: Final = (
         "GET",
         "/runs",
         "Runs of workflows, newest first",
-        EntryPage[RunEntry],
+        models.EntryPage[RunEntry],
         {
             "state": Parameter("running, waiting, interrupted, done, failed or stopped"),
             "q": Parameter("Text in id, name or owner", argument="text"),
@@ -624,6 +598,6 @@ OPERATIONS: Final = (
         "What happens to sessions",
         query={"after": _AFTER},
         media=STREAM,
-        item=ServerEvent,
+        item=models.ServerEvent,
     ),
 )
