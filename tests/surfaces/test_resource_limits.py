@@ -23,8 +23,8 @@ FORK = (
     "    if (child := os.fork()) == 0: signal.pause()\n    children.append(child)\n"
     "finally:\n  for child in children: os.kill(child, signal.SIGKILL); os.waitpid(child, 0)\n"
 )
-# Writes files of 1 MB until it is stopped, and no more than 400 of them; so slowly that a busy server looks at the folder
-# long before it holds so much that the session is killed.
+# Writes files of 1 MB until it is stopped, and no more than 400 of them; so slowly that a busy server looks at the
+# folder long before it holds so much that the session is killed.
 FILL = (
     "import time\nfor number in range({count}):\n  open(f'{folder}{{number}}', 'wb').write(bytes(1 << 20))\n"
     "  time.sleep(0.05)\nprint('filled')"
