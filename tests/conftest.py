@@ -198,6 +198,7 @@ LONG_TESTS = frozenset(
         "test_a_worker_that_is_frozen_is_killed_and_comes_back",
         "test_after_a_busy_life_every_mode_is_the_narrowest",
         "test_an_identifier_survives_a_server_that_is_killed",
+        "test_charts_of_bokeh_and_altair_are_pages_that_need_no_network",
         "test_every_page_follows_the_rules_for_access_in_both_themes_and_on_a_narrow_screen",
         "test_every_required_scenario_passes[2025-11-25]",
         "test_everything_of_ray_may_die_while_sessions_are_called",

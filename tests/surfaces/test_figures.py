@@ -332,6 +332,42 @@ async def test_a_plotly_figure_has_a_picture_where_a_browser_can_draw_it(caller:
     assert picture(image.data).width > 300
 
 
+# Charts of other libraries
+
+BOKEH = "from bokeh.plotting import figure, show\np = figure(title='a title'); p.line([1, 2], [3, 1])\n"
+ALTAIR = "import altair as alt\nalt.Chart(alt.Data(values=[{'a': 'x', 'b': 3}])).mark_bar().encode(x='a:N', y='b:Q')"
+
+
+async def test_charts_of_bokeh_and_altair_are_pages_that_need_no_network(caller: Caller) -> None:
+    packages = ["bokeh", "altair", "vl-convert-python"]
+    session_id = await caller.new_session()
+    installed = await caller.call("install_dependencies", session_id=session_id, packages=packages)
+    if installed.is_error:
+        pytest.skip(f"there is no package index here: {text_of(installed)[:200]}")
+    for ending in ("show(p)", "p", "import bokeh.io; bokeh.io.output_notebook(); show(p)"):
+        answer, result = await shown(caller, BOKEH + ending, session_id)
+        (display,) = result.displays
+        assert (display.mime, display.also) == ("text/html", [])
+        assert "Bokeh figure" in text_of(answer)
+        assert display.uri is not None
+        page = await caller.read_text(display.uri)
+        assert "a title" in page
+        assert '<script src="http' not in page
+        assert len(page) > 1_000_000
+    answer, result = await shown(caller, ALTAIR, session_id)
+    (display,) = result.displays
+    assert [form.mime for form in (display, *display.also)] == ["image/png", "text/html"]
+    assert picture(images(answer)[0].data).width > 50
+    (page_form,) = display.also
+    assert page_form.uri is not None
+    page = await caller.read_text(page_form.uri)
+    assert "vegaEmbed" in page
+    assert '<script src="http' not in page
+    without = "alt.renderers.enable('mimetype')\n_chart = alt.Chart(alt.Data(values=[])).mark_point()\n_chart"
+    _, result = await shown(caller, f"{ALTAIR};\n{without}", session_id)
+    assert all(form.mime != "text/html" for form in result.displays)
+
+
 # Other rich outputs
 
 

@@ -44,6 +44,8 @@ _HEADERS: Final = {
     "Cache-Control": "private, no-store",
 }
 _STYLE: Final = (
+    # A page that is as high as its frame would have the frame grow for ever.
+    "html,body{height:auto!important;min-height:0!important}"
     "body{margin:8px;font:14px system-ui,sans-serif;background:var(--paper);color:var(--ink)}"
     "table{border-collapse:collapse;border-color:var(--line)}th,td{padding:2px 10px;text-align:right;"
     "border-color:var(--line)}math{font-size:1.1em}math[display=block]{margin:.6em 0}"

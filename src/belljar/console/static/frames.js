@@ -4,6 +4,10 @@
 const LEAST = 60;
 const MOST = 4000;
 const SLACK = 2;
+// A page that is as high as its frame, and a little more, asks for the same step again and again: it would never end.
+const SAME_STEPS = 3;
+/** @type {WeakMap<HTMLIFrameElement, { step: number, times: number }>} */
+const steps = new WeakMap();
 
 /** @param {number} height */
 function bounded(height) {
@@ -28,7 +32,13 @@ export function listenToFrames() {
   addEventListener("message", (event) => {
     if (typeof event.data !== "number" || !Number.isFinite(event.data)) return;
     for (const frame of document.querySelectorAll("iframe")) {
-      if (frame.contentWindow === event.source) frame.style.height = `${bounded(event.data + SLACK)}px`;
+      if (frame.contentWindow !== event.source) continue;
+      const step = event.data - (Number.parseFloat(frame.style.height) || 0);
+      if (Math.abs(step) <= SLACK) continue;
+      const last = steps.get(frame);
+      const times = last?.step === step ? last.times + 1 : 1;
+      steps.set(frame, { step, times });
+      if (step < 0 || times <= SAME_STEPS) frame.style.height = `${bounded(event.data + SLACK)}px`;
     }
   });
   // Those that had loaded before anybody listened tell it once more.

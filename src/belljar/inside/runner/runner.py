@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comms, fork, fork_losses, gpu, interpreter_state, rich_output, setns, variables
+from . import chart_libraries, comms, fork, fork_losses, gpu, interpreter_state, rich_output, setns, variables
 from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint, watch_hooks
 from .host_link import HostLink
@@ -63,6 +63,7 @@ class Runner(HostLink):
     def __init__(self) -> None:
         super().__init__()
         self.shell: ZMQShell = build_shell()
+        chart_libraries.register_charts(self.shell.display_formatter)
         comms.install(self.emit)
         self._awaits_go = False
         self.is_checkpoint = False
@@ -355,6 +356,8 @@ class Runner(HostLink):
     def _run_cell(self, code: str) -> bool:
         if "gg" in code and rich_output.may_choose_agg(code):
             rich_output.show_with_agg()
+        if "bokeh" in code and chart_libraries.imports_bokeh(code):
+            chart_libraries.show_bokeh()
         outcome = self.shell.run_cell(code, store_history=True)
         publisher: Any = self.shell.display_pub
         comms.tell_states(publisher.emit)
