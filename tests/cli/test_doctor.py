@@ -1,7 +1,9 @@
+import base64
 import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from belljar.cli import doctor
 from belljar.cli.doctor import examine_providers
 from belljar.cli.findings import HostFinding, report
 from belljar.environments import Environment
-from belljar.errors import EnvironmentBroken
+from belljar.errors import BelljarError, EnvironmentBroken, SettingsError
 from belljar.sandboxes.base import HostCheck, Sandbox, SandboxSpec
 from belljar.sandboxes.container.provider import ContainerProvider
 from belljar.sandboxes.limits.cgroup_discovery import read_control_groups
@@ -349,3 +351,24 @@ def test_providers_of_packages_are_named_but_not_imported_unless_they_are_config
     assert found["sandbox/acme"]["detail"].startswith("brought by the package acme-sandbox 1.2; not checked")
     assert found["sandbox/gvisor"]["status"] == "warn"
     assert "false-friend 1.2 brings one of this name; it is ignored" in found["sandbox/gvisor"]["detail"]
+
+
+def test_the_webhook_of_the_inbox_is_connected_to_and_told_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as receiver:
+        port = receiver.getsockname()[1]
+        values: dict[str, Any] = {
+            "data_directory": tmp_path,
+            "inbox_webhook": f"http://127.0.0.1:{port}/hook",
+            "inbox_webhook_secret": f"whsec_{base64.b64encode(bytes(32)).decode()}",
+        }
+        assert [*doctor.check_webhook(Settings(data_directory=tmp_path))] == []
+        with pytest.raises(SettingsError, match="egress does not allow"):
+            list(doctor.check_webhook(Settings(**values)))
+        (found,) = doctor.check_webhook(Settings(**values, egress=[f"127.0.0.1:{port}"]))
+        assert (found.status, found.name) == ("ok", "webhook")
+        assert found.detail.startswith("127.0.0.1 can be reached")
+        connection, _ = receiver.accept()
+        with connection:
+            assert connection.recv(1) == b""
+    with pytest.raises(BelljarError, match=r"127\.0\.0\.1"):
+        list(doctor.check_webhook(Settings(**values, egress=[f"127.0.0.1:{port}"])))

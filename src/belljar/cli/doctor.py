@@ -110,6 +110,7 @@ def examine(settings: Settings) -> Iterator[HostFinding]:
         "toolbox": _check_toolbox,
         "guardrails": _check_guardrails,
         "http": check_http,
+        "webhook": check_webhook,
         "tls": _check_tls,
         "browser": _check_browser,
         "node": _check_node,
@@ -314,6 +315,16 @@ def check_http(settings: Settings) -> Iterator[HostFinding]:
     """Yield a warning where callers through a proxy could not be told apart."""
     if warning := proxy_warning(settings):
         yield HostFinding("http", "warn", "callers", warning, PROXY_HINT)
+
+
+def check_webhook(settings: Settings) -> Iterator[HostFinding]:
+    """Connect to the host of the inbox's webhook, without a message; nothing where there is none."""
+    if not settings.inbox_webhook.get_secret_value():
+        return
+    # Imported here, because few have one.
+    from belljar.questions.webhook import try_webhook
+
+    yield HostFinding("webhook", "ok", "webhook", asyncio.run(try_webhook(settings)))
 
 
 def _check_environments(settings: Settings) -> Iterator[HostFinding]:

@@ -199,6 +199,22 @@ async def post_https(
         raise InvalidArgument(f"{target} did not answer within {deadline_s:g} s", hint="Try again") from None
 
 
+async def try_connection(
+    url: str, *, reach: Reach, deadline_s: float, ssl_context: ssl.SSLContext | None = None
+) -> None:
+    """Connect to the host of a URL, check its certificate, and send nothing."""
+
+    async def leave(stream: ByteStream, target: _Target) -> None:
+        """Do nothing with the connection."""
+
+    target = _parse(url, allow_plain=reach.allow_own)
+    try:
+        with anyio.fail_after(deadline_s):
+            await _exchange_with(target, leave, ssl_context or _verifying_context(), reach)
+    except TimeoutError:
+        raise InvalidArgument(f"{target} could not be reached within {deadline_s:g} s", hint="Try again") from None
+
+
 Exchange = Callable[[ByteStream, "_Target"], Awaitable["Done | _Redirect"]]
 
 

@@ -16,12 +16,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from belljar import metrics
 from belljar.egress.rules import authority, parse_rules, rule_of_url
 from belljar.errors import BelljarError, SettingsError
-from belljar.files.https import Reach, post_https
+from belljar.files.https import Reach, post_https, try_connection
 from belljar.outputs.terminal_text import printable
 from belljar.questions.inbox import Inbox
 from belljar.questions.models import InboxQuestion
@@ -51,17 +51,7 @@ async def open_webhook(
 
     Raises `SettingsError` where `egress` does not allow its host, or there is no secret.
     """
-    url, secret = settings.inbox_webhook.get_secret_value(), settings.inbox_webhook_secret.get_secret_value()
-    reach = Reach(parse_rules(settings.egress), settings.egress_allow_private, allow_own=True)
-    rule = rule_of_url(url)
-    if rule is None or reach.refusal(rule.host, rule.port):
-        where = authority(rule.host, rule.port) if rule is not None else "no host"
-        raise SettingsError(f"inbox_webhook leads to {where}, which egress does not allow", hint=f"Add {where} to it")
-    if not secret:
-        raise SettingsError(
-            "inbox_webhook is set, and there is no inbox_webhook_secret to sign with",
-            hint=f"Set {variable('inbox_webhook_secret')} to whsec_ and what `openssl rand -base64 32` prints",
-        )
+    url, secret, reach = _target(settings)
     sender = _Sender(url, b64decode(secret.removeprefix("whsec_")), reach, deadline_s, pauses_s)
 
     def hear(question: InboxQuestion) -> None:
@@ -75,6 +65,30 @@ async def open_webhook(
         inbox.on_change.remove(hear)
         sending.cancel()
         await asyncio.wait([sending])
+
+
+async def try_webhook(settings: Settings) -> str:
+    """Connect to the host of the webhook, and send nothing; return what is known of it then."""
+    url, _, reach = _target(settings)
+    await try_connection(url, reach=reach, deadline_s=DEADLINE_S)
+    presence = "" if settings.ask_in_console == "always" else "; cells ask only while somebody looks at the console"
+    return f"{urlsplit(url).hostname} can be reached, and messages are signed{presence}"
+
+
+def _target(settings: Settings) -> tuple[str, str, Reach]:
+    """Return where to send to, the secret to sign with and what may be reached, or refuse settings that do not fit."""
+    url, secret = settings.inbox_webhook.get_secret_value(), settings.inbox_webhook_secret.get_secret_value()
+    reach = Reach(parse_rules(settings.egress), settings.egress_allow_private, allow_own=True)
+    rule = rule_of_url(url)
+    if rule is None or reach.refusal(rule.host, rule.port):
+        where = authority(rule.host, rule.port) if rule is not None else "no host"
+        raise SettingsError(f"inbox_webhook leads to {where}, which egress does not allow", hint=f"Add {where} to it")
+    if not secret:
+        raise SettingsError(
+            "inbox_webhook is set, and there is no inbox_webhook_secret to sign with",
+            hint=f"Set {variable('inbox_webhook_secret')} to whsec_ and what `openssl rand -base64 32` prints",
+        )
+    return url, secret, reach
 
 
 @dataclass(frozen=True, slots=True, eq=False)
