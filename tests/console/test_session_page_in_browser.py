@@ -1,5 +1,6 @@
 """What a session's page shows of outputs, in a real browser: figures, tables, formulas, long output, the timeline."""
 
+import re
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -115,4 +116,45 @@ async def test_the_history_is_drawn_with_what_was_undone_and_forks(place: Place,
     assert await rows.nth(1).locator("a").get_attribute("href") == f"/console/sessions/{fork}"
     assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     assert await violations(page, axe_source()) == []
+    await page.context.close()
+
+
+ENDLESS = """from IPython.display import HTML
+HTML('<style>html, body { height: 100% } div { height: 100vh; background: red }</style><div></div>')"""
+ASKED_AGAIN = """async () => {
+  const frame = document.querySelector("iframe");
+  for (let times = 0; times < 20; times++) {
+    const told = new Promise((resolve) => addEventListener("message", resolve, { once: true }));
+    frame.contentWindow.postMessage("height", "*");
+    await told;
+  }
+  return frame.offsetHeight;
+}"""
+
+
+async def test_a_page_as_high_as_its_frame_does_not_grow_for_ever(place: Place, chromium: Browser) -> None:
+    ran = await place.agent.execute(ENDLESS)
+    page = await signed_in(place, chromium)
+    await page.goto(f"{place.url}/console/sessions/{ran.session_id}")
+    await expect(page.frame_locator("iframe").locator("div")).to_be_attached()
+    heights = [await page.evaluate(ASKED_AGAIN) for _ in range(2)]
+    assert heights[0] == heights[1]
+    await page.context.close()
+
+
+async def test_the_last_error_is_a_click_away_and_told_in_the_list(place: Place, chromium: Browser) -> None:
+    failed = await place.agent.execute("raise ValueError('<b>the first</b>')")
+    page = await signed_in(place, chromium)
+    row = page.locator(f"#session-{failed.session_id}")
+    await expect(row.get_by_text("error", exact=True)).to_be_visible()
+    await page.goto(f"{place.url}/console/sessions/{failed.session_id}")
+    link = page.locator("#last-error")
+    await expect(link).to_have_text("Last error: [1] ValueError: <b>the first</b>")
+    again = await place.agent.execute("1/0", failed.session_id)
+    await expect(link).to_have_text("Last error: [2] ZeroDivisionError: division by zero")
+    await place.agent.execute("'fine'", failed.session_id)
+    await link.click()
+    await expect(page).to_have_url(re.compile(f"#cell-{again.execution_id}$"))
+    await place.agent.call("rewind_session", session_id=failed.session_id, to=again.execution_id)
+    await expect(link).to_have_text("Last error: [1] ValueError: <b>the first</b>")
     await page.context.close()

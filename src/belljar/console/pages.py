@@ -30,7 +30,8 @@ from belljar.console.frames import picture_response
 from belljar.console.table_files import reading_code, table_preview
 from belljar.console.templating import render
 from belljar.console.timeline import lane_count, timeline_rows
-from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.contract import Access, Engine, SessionFilter, place_of
+from belljar.engine.history import parsed_place
 from belljar.engine.models import UNFINISHED, ExecutionEntry, FoundPage, SessionDetail, SessionEntry
 from belljar.errors import BelljarError, ExecutionNotFound, FileMissing, InvalidArgument, QuestionNotFound
 from belljar.models import OutputEvent
@@ -187,17 +188,12 @@ class Pages:
             target = await self._engine.execution(access, wanted)
         except ExecutionNotFound:
             return
-        first, last = 0, len(older) - 1
-        while first < last:
-            middle = (first + last + 1) // 2
-            newest = await self._engine.executions(access, detail.session_id, older[middle]["cursor"], 1)
-            if newest.items and newest.items[0].submitted_at >= target.submitted_at:
-                first = middle
-            else:
-                last = middle - 1
-        if older and target.session_id == detail.session_id:
-            block = await self._engine.executions(access, detail.session_id, older[first]["cursor"], CELLS_AT_ONCE)
-            older[first]["cells"] = await self.views(access, block.items[::-1], detail.rewindable)
+        if target.session_id == detail.session_id:
+            # The last of the blocks that end behind it.
+            behind = [block for block in older if _number(block["cursor"]) > _number(target.cursor)]
+            for block in behind[-1:]:
+                found = await self._engine.executions(access, detail.session_id, block["cursor"], CELLS_AT_ONCE)
+                block["cells"] = await self.views(access, found.items[::-1], detail.rewindable)
 
     def session_header(self, access: Access, entry: SessionEntry) -> str:
         """Return the part of a session's page that changes with its state."""
@@ -424,6 +420,10 @@ class Pages:
         """Return the end of the output of a cell that printed more than its page shows while it runs."""
         block = OutputBlock(f"tail-{execution_id}", "text", execution_id=execution_id, stream="stdout", text=text)
         return render("_tail.html", block=block, lines=lines)
+
+
+def _number(cursor: str) -> int:
+    return parsed_place(place_of(cursor)) if cursor else 0
 
 
 def _line_number(request: Request) -> int:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
+from belljar.engine.contract import cursor_of
 from belljar.engine.history import ExecutionRow, HistoryReader
 from belljar.engine.models import AskedPerson, ExecutionEntry, RunningCell, SessionEntry
 from belljar.engine.usage import UsageSampler
@@ -109,6 +110,7 @@ class Entries:
             undone_at=iso_ms(row.undone_at) if row.undone_at else None,
             is_dropped=row.dropped_at is not None,
             output_bytes=row.output_bytes,
+            cursor=cursor_of(str(row.place)),
         )
         if result is not None:
             return entry.model_copy(

@@ -182,6 +182,8 @@ class ExecutionEntry(Model):
     output_bytes: int = 0
     events: int = 0
     """The number of its latest output event; 0 while it runs."""
+    cursor: str = ""
+    """What to pass as `cursor` for those before it in the list of its session."""
 
 
 class Submitted(Model):

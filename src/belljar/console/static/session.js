@@ -83,6 +83,7 @@ function apply(change) {
   switch (change.do) {
     case "cell":
       addCell(change.target, html);
+      showLastError();
       break;
     case "append":
       append(change.target, html);
@@ -94,6 +95,7 @@ function apply(change) {
       replace(change.target, html);
       showFrames(cells);
       addUnfoldButtons(); // a cell may be undone before its end is told
+      showLastError();
       if (change.target === "session-state") showName();
       if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
       break;
@@ -112,6 +114,7 @@ function apply(change) {
     case "undone":
       for (const id of change.ids ?? []) document.getElementById(id)?.classList.add("undone");
       addUnfoldButtons();
+      showLastError();
       break;
     case "rewindable":
       offerWayBack(change.parts ?? {});
@@ -134,6 +137,24 @@ function addCell(id, html) {
   if (document.getElementById(id)) replace(id, html);
   else cells.append(...parsed(html));
   showFrames(cells);
+}
+
+// The latest cell that failed, as far as cells are loaded; what was undone counts no more.
+function showLastError() {
+  const link = /** @type {HTMLAnchorElement | null} */ (document.getElementById("last-error"));
+  const failed = [
+    ...cells.querySelectorAll(
+      ".cell:not(.undone) > .cell-head :is(.status-error, .status-timeout, .status-out_of_memory, .status-died)",
+    ),
+  ]
+    .at(-1)
+    ?.closest(".cell");
+  if (!link) return;
+  link.hidden = !failed;
+  if (!failed) return;
+  const raised = failed.querySelector(".error .raised")?.textContent?.trim().split("\n")[0] ?? "";
+  link.href = `#${failed.id}`;
+  link.textContent = `Last error: ${failed.querySelector(".number")?.textContent ?? ""} ${raised.slice(0, 80)}`;
 }
 
 // In the heading and in the title, which may begin with the number of questions that wait.
@@ -203,8 +224,12 @@ function addUnfoldButtons() {
   }
 }
 
-new MutationObserver(addUnfoldButtons).observe(cells, { childList: true });
+new MutationObserver(() => {
+  addUnfoldButtons();
+  showLastError();
+}).observe(cells, { childList: true });
 addUnfoldButtons();
+showLastError();
 showFrames(document);
 listenToFrames();
 startFigures();
