@@ -3,6 +3,7 @@
 import os
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,12 @@ from belljar.environments import Environment
 # For a server whose warm process would cost more than the few cells of a test: see `fork_start`.
 COLD = {"BELLJAR_FORK_START": "false"}
 READY = re.compile(r"belljar serves MCP at (https?://127\.0\.0\.1:\d+)/mcp")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def serve_command(environment: Environment, *arguments: str) -> list[str]:

@@ -1,7 +1,6 @@
 """Signing in to the console at a real issuer, npm's `oidc-provider` as deploy/oauth has it, with a real browser."""
 
 import json
-import socket
 import subprocess
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
@@ -15,15 +14,11 @@ from playwright.async_api import Browser, Page, expect
 from belljar.environments import Environment
 from live_server import live_server
 from registry_packages import Unreachable, node, node_variables, npm_folder
+from serving_process import free_port
 from shared_environment import shared_settings
 
 pytestmark = pytest.mark.anyio
 ISSUER = Path(__file__).parents[2] / "deploy" / "oauth"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

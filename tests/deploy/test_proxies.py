@@ -1,7 +1,6 @@
 """The configurations of Caddy and nginx in deploy/, as they are: TLS outside, and streams that nothing holds up."""
 
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Generator
@@ -17,6 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from belljar.environments import Environment
 from certificates import CertificateFiles, make_certificate
 from live_server import live_server
+from serving_process import free_port
 from waiting import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -26,11 +26,6 @@ KEY = "key-of-the-proxies-0123456789"
 CELL = "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n'went on'"
 
 pytestmark = pytest.mark.anyio
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
@@ -21,15 +20,10 @@ from workers import KEYS
 
 from belljar import ipc
 from belljar.environments import Environment
-from serving_process import COLD, http_server, serve_over_http, variables
+from serving_process import COLD, free_port, http_server, serve_over_http, variables
 from waiting import until, until_blocking
 
 SECRET = "f" * 32
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Hosts:

@@ -7,9 +7,12 @@ from calls import Caller, connected, opened_runtime
 from belljar.environments import Environment
 from belljar.runtime import Runtime
 
-AT_WORKERS_TOO = frozenset({"test_interpreter.py", "test_tool_questions.py"})
-"""Files of surfaces that are always run before workers too; those of names and code files are in `tests/fleet`."""
-NOT_AT_WORKERS = {
+ALWAYS_AT = {
+    "test_interpreter.py": (under_test.ALONE, under_test.WORKERS),
+    "test_tool_questions.py": (under_test.ALONE, under_test.WORKERS, under_test.HOSTS),
+}
+"""Files of surfaces that are always run before several servers; those of names and code files are in `tests/fleet`."""
+NOT_AT_SEVERAL = {
     "test_too_many_sessions_is_a_busy_error": "the server in front tells of its own limit",
     "test_a_session_that_sleeps_is_woken_by_a_server_elsewhere_with_all_that_is_its_own": "what comes from the store "
     "wakes where it is asked for, and the server in front has no room",
@@ -21,13 +24,14 @@ NOT_AT_WORKERS = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.path.name in AT_WORKERS_TOO and under_test.KIND == under_test.ALONE:
-        metafunc.parametrize("kind", under_test.KINDS, indirect=True, scope="module")
+    kinds = ALWAYS_AT.get(metafunc.definition.path.name)
+    if kinds is not None and under_test.KIND == under_test.ALONE:
+        metafunc.parametrize("kind", kinds, indirect=True, scope="module")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if under_test.KIND != under_test.ALONE else ():
-        if reason := NOT_AT_WORKERS.get(item.name):
+        if reason := NOT_AT_SEVERAL.get(item.name):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

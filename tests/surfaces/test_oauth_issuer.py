@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Generator
 from html import unescape
@@ -22,6 +21,7 @@ from pydantic import AnyUrl
 from belljar.environments import Environment
 from live_server import live_server
 from registry_packages import Unreachable, node, node_variables, npm_folder
+from serving_process import free_port
 from shared_environment import shared_settings
 
 ISSUER = Path(__file__).parents[2] / "deploy" / "oauth"
@@ -29,11 +29,6 @@ CALLBACK = "http://127.0.0.1:3030/callback"
 SECRET = "secret-of-the-nightly-job-0123456789"
 
 pytestmark = pytest.mark.anyio
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
