@@ -436,6 +436,7 @@ class Peers:
         """Return the id of the server that a name without a session belongs to, the same at every server."""
         ids = {id_ for id_, peer in self._known.items() if peer.state in ("ready", "away")}
         ids |= {self._seen[folder] for folder in self._folders & {*self._seen}}
+        ids -= {id_ for id_, peer in self._known.items() if peer.state == "draining"}
         if not (self.is_draining and ids):
             ids.add(self.own.id)
 

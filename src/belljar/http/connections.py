@@ -289,6 +289,8 @@ class BoundedProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """See uvicorn. A request that came while the process was paused, or busy, is read instead of dropped."""
+        if self.transport.is_closing():
+            return
         waiting = select.poll()
         waiting.register(self.transport.get_extra_info("socket"), select.POLLIN)
         if not waiting.poll(0):
