@@ -34,7 +34,7 @@ from belljar.http.auth.principals import WITHHELD, current_principal
 from belljar.http.health import exact
 from belljar.http.server_socket import answering, open_socket, speaker_api
 from belljar.journal.run_records import RunRecords
-from belljar.mcp.execution_wait import passed_on
+from belljar.mcp.execution_wait import stop_passed_on
 from belljar.request_headers import CALLER_HEADER, HOPS_HEADER, PRINCIPAL_HEADER, SCHEME_HEADER
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifierRecords
@@ -163,9 +163,8 @@ class InnerApp:
         return Response(self._peers.own_view_of(request.query_params.get("id", "")))
 
     async def _cancel(self, request: Request) -> Response:
-        if (stop := passed_on.get(request.path_params["name"])) is not None:
-            stop()
-        return JSONResponse(stop is not None)
+        stop_passed_on(request.path_params["name"])
+        return JSONResponse(True)
 
     async def _list(self, _: Request) -> Response:
         sessions, principal = self._runtime.sessions, current_principal()

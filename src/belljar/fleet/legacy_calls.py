@@ -13,11 +13,15 @@ from typing import Any, Final, cast
 
 from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_NAME_HEADER, encode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
-from starlette.types import Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from belljar.fleet.messages import answer_to, data_of, event_of
 from belljar.fleet.peer import Peer
-from belljar.fleet.relay import Headers, PeerAway, SessionLost, session_lost, target_of
+from belljar.fleet.relay import Headers, PeerAway, SessionLost, leaving, session_lost, target_of
+from belljar.http.auth import current_principal
+from belljar.http.early_cancellations import EarlyCancellations
+from belljar.http.jsonrpc import REQUEST_CANCELLED
 from belljar.request_headers import CALL_HEADER
 from belljar.toolbox.base import MODERN
 
@@ -33,24 +37,34 @@ _HEAD_BYTES: Final = 64
 _NAMES: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri", "resources/subscribe": "uri"}
 
 
+_Key = tuple[str, str, str]
+"""A caller, its MCP session and the id of a message of it."""
+
+
 class LegacyCalls:
     """The calls under way that were passed on for clients of 2025's protocol."""
 
-    def __init__(self) -> None:
-        self._questions: dict[tuple[str, str], asyncio.Future[dict[str, Any]]] = {}
-        """What waits for a client's answer, by its MCP session and the question's id."""
-        self._under_way: dict[tuple[str, str], _Carried] = {}
-        """By MCP session and request id."""
+    def __init__(self, interrupt_on: str) -> None:
+        self._ends_with_connection = interrupt_on == "disconnect"
+        self._questions: dict[_Key, asyncio.Future[dict[str, Any]]] = {}
+        """What waits for a client's answer, by the question's id."""
+        self._under_way: dict[_Key, _Carried] = {}
+        self._early = EarlyCancellations()
+        """Of calls that are not known yet."""
 
     async def take(self, session: str, message: Mapping[str, Any]) -> bool:
         """Take a client's answer, or its cancellation, if it is for a call that was passed on."""
         if message.get("method") == "notifications/cancelled":
             params = cast("Mapping[str, Any]", message.get("params") or {})
-            call = self._under_way.get((session, str(params.get("requestId"))))
-            if call is not None:
+            key = (current_principal(), session, str(params.get("requestId")))
+            if (call := self._under_way.get(key)) is not None:
                 await call.cancel()
+            else:
+                self._early.add(key)
             return call is not None
-        asking = None if "method" in message else self._questions.get((session, str(message.get("id"))))
+        asking = (
+            None if "method" in message else self._questions.get((current_principal(), session, str(message.get("id"))))
+        )
         if asking is not None and not asking.done():
             asking.set_result(dict(message))
         return asking is not None
@@ -62,17 +76,29 @@ class LegacyCalls:
         message: Mapping[str, Any],
         headers: Headers,
         scope: Scope,
+        receive: Receive,
         send: Send,
     ) -> None:
         """Answer a call by what the other server answers to it.
 
-        A client of 2025 cancels with a message: one that only loses its connection finds what its call gave later.
+        A client of 2025 cancels with a message: one that only loses its connection finds what its call gave later,
+        unless settings say that this cancels too.
         """
         session = next(value.decode("latin-1") for name, value in scope["headers"] if name == b"mcp-session-id")
-        key = (session, str(message.get("id")))
+        key = (current_principal(), session, str(message.get("id")))
+        if self._early.take(key):
+            told = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
+            await JSONResponse({"jsonrpc": "2.0", "id": message.get("id"), "error": told})(scope, receive, send)
+            return
         call = self._under_way[key] = _Carried(self._questions, peer, session, client, message, headers, scope)
         try:
-            await call.run(send)
+            if self._ends_with_connection:
+                is_sent = asyncio.Event()
+                is_sent.set()
+                async with leaving(receive, is_sent):
+                    await call.run(send)
+            else:
+                await call.run(send)
         finally:
             del self._under_way[key]
 
@@ -82,7 +108,7 @@ class _Carried:
 
     def __init__(
         self,
-        questions: dict[tuple[str, str], asyncio.Future[dict[str, Any]]],
+        questions: dict[_Key, asyncio.Future[dict[str, Any]]],
         peer: Peer,
         session: str,
         client: Mapping[str, Any],
@@ -118,9 +144,14 @@ class _Carried:
         self._name = secrets.token_hex(16)
         self._headers.append((CALL_HEADER.lower().encode(), self._name.encode()))
         self._has_begun = False
+        self._asked: list[asyncio.Future[dict[str, Any]]] = []
+        """What waits for the client's answer now."""
 
     async def cancel(self) -> None:
-        """Have the other server stop what runs for it."""
+        """Have the other server stop what runs for it, and put no more questions to the client."""
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_result({})
         await self._peer.ask(f"/fleet/cancel/{self._name}")
 
     async def run(self, send: Send) -> None:
@@ -168,18 +199,20 @@ class _Carried:
 
     async def _put(self, requests: dict[str, Any], send: Send) -> dict[str, Any]:
         """Put the questions to the client, and return what it answers."""
-        asked: dict[str, tuple[str, str]] = {}
+        asked: dict[str, _Key] = {}
         loop = asyncio.get_running_loop()
         try:
             for name, request in requests.items():
-                key = (self._session, f"{_PREFIX}{secrets.token_hex(8)}")
+                key = (current_principal(), self._session, f"{_PREFIX}{secrets.token_hex(8)}")
                 asked[name] = key
                 self._questions[key] = loop.create_future()
-                asking = {"jsonrpc": "2.0", "id": key[1], **request, "params": _legacy_params(request.get("params"))}
+                self._asked.append(self._questions[key])
+                asking = {"jsonrpc": "2.0", "id": key[2], **request, "params": _legacy_params(request.get("params"))}
                 await self.send(send, event_of(data_of(asking)))
             await asyncio.wait([self._questions[key] for key in asked.values()], timeout=_ANSWER_S)
             answers = {name: self._questions[key] for name, key in asked.items()}
         finally:
+            self._asked.clear()
             for key in asked.values():
                 del self._questions[key]
         given = {name: answer.result() if answer.done() else {} for name, answer in answers.items()}

@@ -232,7 +232,7 @@ class Router:
         self._peers = fleet.peers
         self._app = app
         self._manager = manager
-        self._legacy = LegacyCalls()
+        self._legacy = LegacyCalls(fleet.runtime.settings.interrupt_on)
         self._has_azure = _AZURE_MCP in fleet.runtime.settings.surfaces
         self._has_executor = _EXECUTOR in fleet.runtime.settings.surfaces
         self._limit_bytes = most_request_bytes(fleet.runtime.settings)
@@ -411,7 +411,7 @@ class Router:
         headers += [*caller_headers(), (HOPS, str(hops_of(scope) + 1).encode())]
         headers.append((SCHEME, scope["scheme"].encode()))
         if message is not None and (client := self._legacy_client(scope)) is not None:
-            await self._legacy.carry(peer, client, message, headers, scope, send)
+            await self._legacy.carry(peer, client, message, headers, scope, receive, send)
         else:
             await relay(peer.connections, scope, receive, send, headers, body, last_event=_last_event(message))
 

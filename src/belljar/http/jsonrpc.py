@@ -25,6 +25,8 @@ from pydantic import ValidationError
 from belljar.json_values import MAX_VALUES, has_too_many_values
 from belljar.settings import MEBIBYTE, Settings
 
+REQUEST_CANCELLED: Final = -32800
+"""The code with which the SDK answers a request of 2025's protocol that was cancelled."""
 SCANNED_BYTES: Final = 4_096
 """How far into a message that is not parsed we look for its id."""
 _BLANK_BYTES: Final = 64
@@ -89,6 +91,19 @@ def id_in_use(request: JSONRPCRequest) -> JSONRPCError:
     """Return the error for a request with the id of one that is under way, because an answer could be to either."""
     why = f"Request id {request.id!r} belongs to a request that is not answered yet: take another id"
     return refusal(INVALID_REQUEST, why, request.id)
+
+
+def cancelled(request: JSONRPCRequest) -> JSONRPCError:
+    """Return the answer to a request that its client cancelled before it came."""
+    return refusal(REQUEST_CANCELLED, "Request cancelled", request.id)
+
+
+def cancelled_id(message: JSONRPCMessage | list[JSONRPCError]) -> str:
+    """Return the id of the request that a message cancels; empty for any other message."""
+    if not isinstance(message, JSONRPCNotification) or message.method != "notifications/cancelled":
+        return ""
+    found = (message.params or {}).get("requestId")
+    return str(found) if _is_id(found) else ""
 
 
 def _fault(members: dict[str, Any]) -> tuple[int, str]:

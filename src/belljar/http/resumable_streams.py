@@ -2,7 +2,8 @@
 
 What was sent is kept in memory, for each caller within a budget, as long as the MCP session lives: a client that comes
 back with the id of the last event it has gets what followed, without a gap, or is told that this is not possible.
-Requests with the id of one that is not answered yet are refused. Protocol 2026-07-28 has no such streams.
+Requests with the id of one that is not answered yet are refused, and those that are cancelled before they come, which
+cancels on a connection of its own may do, never run. Protocol 2026-07-28 has no such streams.
 """
 
 import asyncio
@@ -31,13 +32,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from belljar.http.jsonrpc import id_in_use, parse_message, unread
+from belljar.http.early_cancellations import EarlyCancellations
+from belljar.http.jsonrpc import cancelled, cancelled_id, id_in_use, parse_message, unread
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
 """Bytes kept for one caller, in all its MCP sessions together; beyond them the oldest events are forgotten."""
 LARGE_BYTES: Final = 1024 * 1024
 SESSIONS: Final = 1_000
 """MCP sessions that one caller may have open, of the ten thousand that there may be."""
+LEAVING_S: Final = 2.0
+"""How long after its end an MCP session hears that calls under way are cancelled, which a client may send beside it."""
 EVENT_BYTES: Final = 512
 """Bytes that an event takes beside its message."""
 _Read = TypeVar("_Read")
@@ -113,6 +117,8 @@ class Events(EventStore):
         self._count = 0
         self.open_requests: set[str] = set()
         """Ids of requests that are not answered yet, whether anybody still listens or not."""
+        self.all_answered = asyncio.Event()
+        """Set when the last one is answered, for who began to wait before."""
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         """Keep one event of a stream and return its id."""
@@ -125,6 +131,8 @@ class Events(EventStore):
         self._budget.add(self, event.number, size + EVENT_BYTES)
         if event.is_answer:
             self.open_requests.discard(stream_id)
+            if not self.open_requests:
+                self.all_answered.set()
         return self.id_of(event)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
@@ -179,6 +187,8 @@ class Transport(StreamableHTTPServerTransport):
     def __init__(self, events: Events, **options: Any) -> None:
         super().__init__(event_store=events, **options)
         self._events = events
+        self._early = EarlyCancellations()
+        self._is_leaving = False
         self.client: dict[str, Any] = {}
         """What the client said of itself when it began."""
 
@@ -186,12 +196,47 @@ class Transport(StreamableHTTPServerTransport):
         message = await _off_loop(parse_message, await request.body())
         if isinstance(message, JSONRPCRequest) and message.method == "initialize":
             self.client = dict(message.params or {})
+        given_up = cancelled_id(message)
+        if self._is_leaving and not given_up:
+            await self._tell_terminated(request, send)
+            return
+        if given_up and given_up not in self._events.open_requests:
+            self._early.add(given_up)
         if isinstance(message, JSONRPCRequest) and str(message.id) in self._events.open_requests:
             message = [id_in_use(message)]
+        elif isinstance(message, JSONRPCRequest) and self._early.take(str(message.id)):
+            message = [cancelled(message)]
         if isinstance(message, list) and message:
             await _refuse(message[0], scope, receive, send)
             return
         await super()._handle_post_request(scope, request, receive, send)
+
+    async def _handle_get_request(self, request: Request, send: Send) -> None:
+        if self._is_leaving:
+            await self._tell_terminated(request, send)
+            return
+        await super()._handle_get_request(request, send)
+
+    async def _handle_delete_request(self, request: Request, send: Send) -> None:
+        """End the MCP session, at once if no call is under way: else its cancellation may still be on the way."""
+        if self._is_leaving:
+            await self._tell_terminated(request, send)
+            return
+        if not self._events.open_requests:
+            await super()._handle_delete_request(request, send)
+            return
+        if not await self._validate_request_headers(request, send):
+            return
+        self._is_leaving = True
+        self._events.all_answered.clear()
+        await Response(status_code=HTTPStatus.OK)(request.scope, request.receive, send)
+        with anyio.move_on_after(LEAVING_S):
+            await self._events.all_answered.wait()
+        await self.terminate()
+
+    async def _tell_terminated(self, request: Request, send: Send) -> None:
+        answer = self._create_error_response("Not Found: Session has been terminated", HTTPStatus.NOT_FOUND)
+        await answer(request.scope, request.receive, send)
 
     def _create_session_message(
         self, message: JSONRPCRequest, request: Request, request_id: RequestId, protocol_version: str

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mcp.server.mcpserver import Context
 from mcp.types import (
@@ -29,6 +29,9 @@ from belljar.questions.models import Question, QuestionReply
 from belljar.questions.schema import CONSENT
 from belljar.request_headers import CALL_HEADER
 from belljar.toolbox.base import MODERN
+
+if TYPE_CHECKING:
+    from belljar.http.early_cancellations import EarlyCancellations
 
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_CHARS = 200
@@ -182,8 +185,24 @@ CANCELLED = "by its client, which cancelled the call"
 LEFT = "because its client went away"
 
 
-passed_on: dict[str, Callable[[], None]] = {}
-"""What stops the calls that other servers of this machine have passed on, by the names that those gave them."""
+_passed_on: dict[str, Callable[[], None]] = {}
+"""What stops the calls that other servers have passed on, by the names that those gave them."""
+
+
+@cache
+def _given_up() -> "EarlyCancellations":
+    # Imported here, because a server over stdio has no others that pass calls on.
+    from belljar.http.early_cancellations import EarlyCancellations
+
+    return EarlyCancellations()
+
+
+def stop_passed_on(name: str) -> None:
+    """Stop the call that another server passed on under this name, or will in a moment."""
+    if (stop := _passed_on.get(name)) is not None:
+        stop()
+    else:
+        _given_up().add(name)
 
 
 @asynccontextmanager
@@ -209,13 +228,15 @@ async def stopping_when_left(
     watching = None
     name = request.headers.get(CALL_HEADER, "") if isinstance(request, Request) else ""
     if name and interrupt_on != "nothing":
-        passed_on[name] = partial(stop, CANCELLED)
+        _passed_on[name] = partial(stop, CANCELLED)
+        if _given_up().take(name):
+            stop(CANCELLED)
     if interrupt_on == "disconnect" and isinstance(request, Request):
         watching = asyncio.get_running_loop().create_task(_stop_on_disconnect(cast("Request[Any]", request), stop))
     try:
         yield
     finally:
-        passed_on.pop(name, None)
+        _passed_on.pop(name, None)
         if watching is not None:
             watching.cancel()
 
