@@ -155,7 +155,6 @@ async def send_https(
     *,
     reach: Reach,
     ssl_context: ssl.SSLContext | None = None,
-    deadline_s: float | None = None,
 ) -> int:
     """Send `size` bytes of a file to `url` by PUT, as blob stores take them; return the status of the answer."""
 
@@ -163,9 +162,7 @@ async def send_https(
         await anyio.to_thread.run_sync(file.seek, 0)
         return await _send(stream, target, file, size)
 
-    return await _follow_redirects(
-        url, exchange, reach, ssl_context, deadline_s or DEADLINE_S + size / _SLOWEST_BYTES_S
-    )
+    return await _follow_redirects(url, exchange, reach, ssl_context, DEADLINE_S + size / _SLOWEST_BYTES_S)
 
 
 async def post_https(

@@ -44,7 +44,6 @@ class CopyReport:
     files: int
     data_bytes: int
     skipped: tuple[Omission, ...]
-    skipped_count: int
     changed: tuple[Omission, ...]
 
 
@@ -91,7 +90,6 @@ class _TreeCopy:
             self._files,
             self._data_bytes,
             tuple(self._skipped.named),
-            self._skipped.count,
             tuple(self._changed.named),
         )
 

@@ -46,6 +46,7 @@ from belljar.files.private import make_missing, write_file
 from belljar.inside import FOLDER
 from belljar.provisioning.session_services import proxy_variables, relay_command
 from belljar.sandboxes.base import Identity, Limits, Provider, Sandbox, SandboxSpec
+from belljar.sandboxes.child import open_output_pipe
 from belljar.settings import Settings
 
 if TYPE_CHECKING:
@@ -289,15 +290,9 @@ async def _open_side(parent: Path) -> AsyncGenerator[Path]:
 @asynccontextmanager
 async def _captured_output() -> AsyncGenerator[tuple[int, asyncio.Task[str]]]:
     """Open a pipe; yield its write end, which the caller closes, and a task that returns what was written to it."""
-    loop = asyncio.get_running_loop()
-    reading, writing = os.pipe()
-    reader = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
-    )
-    output = loop.create_task(listen(reader))
-    try:
-        yield writing, output
-    finally:
-        output.cancel()
-        transport.close()
+    async with open_output_pipe() as (writing, reader):
+        output = asyncio.get_running_loop().create_task(listen(reader))
+        try:
+            yield writing, output
+        finally:
+            output.cancel()

@@ -20,6 +20,7 @@ from belljar.kernels.launch import session_environment
 from belljar.provisioning.kernel_folders import KernelFolders
 from belljar.provisioning.starter import KernelStarter
 from belljar.sandboxes.base import Incident, Sandbox
+from belljar.sandboxes.child import open_output_pipe
 
 OUTPUT_CAP_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 65_536
@@ -146,14 +147,9 @@ class _OutputReader:
 
 @asynccontextmanager
 async def _open_reader(cap_bytes: int) -> AsyncGenerator[_OutputReader]:
-    reading, writing = os.pipe()
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
-    )
-    output = _OutputReader(writing, reader, cap_bytes)
-    try:
-        yield output
-    finally:
-        output.stop()
-        transport.close()
+    async with open_output_pipe() as (writing, reader):
+        output = _OutputReader(writing, reader, cap_bytes)
+        try:
+            yield output
+        finally:
+            output.stop()

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -197,6 +198,20 @@ async def wait_readable(descriptor: int) -> None:
         await is_readable
     finally:
         loop.remove_reader(descriptor)
+
+
+@asynccontextmanager
+async def open_output_pipe() -> AsyncGenerator[tuple[int, asyncio.StreamReader]]:
+    """Open a pipe for a command's output; yield its write end, which the caller closes, and what reads it."""
+    reading, writing = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
+    )
+    try:
+        yield writing, reader
+    finally:
+        transport.close()
 
 
 class ProgramAnswer(NamedTuple):

@@ -84,7 +84,6 @@ def _annotations(tool: Tool) -> Annotations:
         read_only=bool(given.read_only_hint),
         destructive=given.destructive_hint is not False,
         idempotent=bool(given.idempotent_hint),
-        open_world=given.open_world_hint is not False,
     )
 
 

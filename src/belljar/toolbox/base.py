@@ -35,7 +35,6 @@ class Annotations:
     read_only: bool = False
     destructive: bool = True
     idempotent: bool = False
-    open_world: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _MAX_SHOWN = 40
 _FEWEST_SHOWN = 100
 _NAME_CHARS = 100
 _MAX_ALIKE = 20
+_MAX_LISTED = 20
 
 
 def shortened(text: str, limit: int) -> str:
@@ -95,12 +96,12 @@ def nearest(name: str, known: Collection[str]) -> str:
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.7)), "")
 
 
-def suggestion(name: str, known: Collection[str], most: int = 20) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
     """Return a suggestion to add after an unknown name: the most similar known name, or a list of the known ones."""
     if near := nearest(name, known):
         return f": did you mean {near!r}?"
-    more = f" and {len(known) - most:,} more" if len(known) > most else ""
-    return f": there is {', '.join(map(repr, list(known)[:most]))}{more}" if known else ""
+    more = f" and {len(known) - _MAX_LISTED:,} more" if len(known) > _MAX_LISTED else ""
+    return f": there is {', '.join(map(repr, list(known)[:_MAX_LISTED]))}{more}" if known else ""
 
 
 def docstring(text: str, indent: str) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from belljar.engine.runs import GraphNode
+from belljar.toolbox.server_text import shortened
 
 _WIDTH: Final = 196
 _HEIGHT: Final = 46
@@ -150,5 +151,4 @@ def _arrow(parts: list[str], x: float, y: float, to: str) -> None:
 
 
 def _cut(text: str, most: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return shortened(" ".join(text.split()), most)

@@ -23,6 +23,7 @@ from belljar.errors import BelljarError, InvalidArgument, RunNotFound
 from belljar.journal.run_records import RUN_STATES, RunRecord, RunState, StepRecord
 from belljar.models import iso_ms
 from belljar.outputs.terminal_text import printable
+from belljar.toolbox.server_text import shortened
 from belljar.workflows.definition import CodeExecution, Definition, Step, SubWorkflow, ToolCallStep
 from belljar.workflows.graph import what
 from belljar.workflows.library import reference_of
@@ -273,8 +274,7 @@ def _node(path: str) -> str:
 
 
 def _cut(text: str) -> str:
-    shown = printable(text[: _MAX_CHARS + 1])
-    return shown if len(shown) <= _MAX_CHARS else f"{shown[: _MAX_CHARS - 1]}…"
+    return shortened(printable(text[: _MAX_CHARS + 1]), _MAX_CHARS)
 
 
 # The graph

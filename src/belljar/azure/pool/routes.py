@@ -62,7 +62,6 @@ class PoolOutput(BaseModel):
     stdout: Text = ""
     stderr: Text = ""
     result: JsonValue = Field(None, alias="executionResult")
-    took_ms: float = Field(0, alias="executionTimeInMilliseconds")
 
 
 class PoolExecution(BaseModel):
