@@ -112,6 +112,14 @@ async def test_forks_are_kept_if_asked(engine: Engine, agent: Caller, session_id
     assert {*(await engine.session(OWNER, session_id)).forks} == {result.session_id for result in results}
 
 
+async def test_a_piece_that_was_kept_can_be_mapped_again(engine: Engine, session_id: str) -> None:
+    codes = ("x.append(2); x", "import os; x.append(len(os.listdir('/proc/self/task'))); x")
+    for before in ("[1", "[1, 2", "[1, 2, 2"):
+        results = await mapped(engine, pieces(*codes), session_id, keeps=True, in_order=True)
+        assert [result.result for result in results] == [f"{before}, 2]", f"{before}, 1]"]
+        session_id = results[0].session_id
+
+
 async def test_a_piece_with_a_key_runs_once(engine: Engine, runtime: Runtime, session_id: str, tmp_path: Path) -> None:
     # What each run draws is its own.
     codes, prefix = ["import uuid; str(uuid.uuid4())"] * 3, f"once-{type(engine).__name__}-"

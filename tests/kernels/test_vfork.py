@@ -53,6 +53,23 @@ def test_process_that_the_child_forks_lives_on_and_has_stack_to_recurse() -> Non
     os.close(writing)
 
 
+def test_process_that_a_child_forked_runs_functions_of_its_own_in_children() -> None:
+    reading, writing = os.pipe()
+
+    def tell() -> None:
+        os.write(writing, b"its own")
+
+    def fork() -> None:
+        if os.fork() == 0:
+            vfork.begin_anew()
+            vfork.run_in_child(tell)
+            os._exit(0)
+
+    _in_single_thread(lambda: vfork.run_in_child(fork), lambda: os.read(reading, 10) == b"its own")
+    os.close(reading)
+    os.close(writing)
+
+
 def test_process_ends_when_its_child_was_killed_in_its_memory() -> None:
     def act() -> None:
         vfork.run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -36,6 +36,7 @@ from belljar.kernels.forked_process import (
     as_checkpoint_process,
     check_forked,
     fork_timeout,
+    hold_open,
     move_into_sandbox,
     parent_of,
     request_fork,
@@ -54,7 +55,7 @@ from belljar.kernels.protocol import check_question, event_of, plain_text
 from belljar.kernels.variables import TablePage, TablePart, VariableListing
 from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
-from belljar.sandboxes.base import ForkedSandbox, Incident, Sandbox, SandboxProcess
+from belljar.sandboxes.base import ForkedSandbox, Incident, NamespaceEntry, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
 
 # A process that ends closes its socket a moment before its exit status can be read.
@@ -415,21 +416,31 @@ class IPythonKernel:
     # Forks and checkpoints
 
     async def fork(
-        self, nested: ForkedSandbox, sandbox: Sandbox, change: ForkIdentity, checkpoint: KernelCheckpoint | None = None
+        self,
+        nested: ForkedSandbox,
+        sandbox: Sandbox,
+        change: ForkIdentity,
+        checkpoint: KernelCheckpoint | None = None,
+        *,
+        runs_nothing: bool = False,
     ) -> "tuple[IPythonKernel, list[str]]":
         """Return a kernel with the same memory in a sandbox nested in this one's, and a list of what it lacks.
 
         `sandbox` is the nested one as the kernel sees it. With `checkpoint`, the memory is its. Called between
-        cells.
+        cells; `runs_nothing` says that there never are any, and then the fork takes half the processor time.
         """
         wire, forked = Wire(in_packets=self._wire.in_packets), ForkedProcess()
         try:
+            entry: NamespaceEntry | None = None
+            if runs_nothing:
+                await hold_open(sandbox)
+                entry = replace(nested.entry(), groups=())  # see `move_into_sandbox`
             # Several may be forked side by side: only the answers of the process that forks have to be told apart.
             async with self._forking, fork_timeout():
                 if checkpoint is None:
                     request_id = self._requests.number()
                     self._requests.protocol.begin_question(request_id, protocol.ForkedMessage)
-                    await request_fork(self._wire, wire, forked, in_other_sandbox=True, id=request_id)
+                    await request_fork(self._wire, wire, forked, in_other_sandbox=True, entry=entry, id=request_id)
                     answer = self._check_forked(await self._requests.answer(protocol.ForkedMessage))
                 else:
                     await request_fork(
@@ -438,10 +449,14 @@ class IPythonKernel:
                     answer = self._check_forked(
                         await as_checkpoint_process(checkpoint).wire.expect(protocol.ForkedMessage)
                     )
-            await move_into_sandbox(wire, nested, sandbox)
+            if entry is None:
+                await move_into_sandbox(wire, nested, sandbox)
             kernel = await await_fork(wire, forked, sandbox, self.environment, change)
             nested.admit(forked.pid)
         except BaseException:
+            if runs_nothing:
+                # What enters the sandbox uses the memory of the process that forks, which would end with it.
+                await forked.wait_left_parent()
             wire.close()
             forked.close()
             raise

@@ -248,8 +248,12 @@ class KernelStarter:
         *,
         checkpoint: KernelCheckpoint | None = None,
         reseed: bool = False,
+        runs_nothing: bool = False,
     ) -> tuple[Kernel, list[str]]:
-        """Return a kernel with the memory of another, or of its checkpoint, in a new sandbox; also what it lacks."""
+        """Return a kernel with the memory of another, or of its checkpoint, in a new sandbox; also what it lacks.
+
+        `runs_nothing` says that the other one runs no cells.
+        """
         provider = self._forkable
         if not isinstance(kernel, IPythonKernel):
             raise CopyRefused(f"sessions of {kernel.name} cannot be forked", hint="Start a new session instead")
@@ -284,7 +288,7 @@ class KernelStarter:
             reseed=reseed,
         )
         try:
-            return await kernel.fork(nested, sandbox, change, checkpoint)
+            return await kernel.fork(nested, sandbox, change, checkpoint, runs_nothing=runs_nothing)
         except BaseException:
             await sandbox.aclose()
             raise

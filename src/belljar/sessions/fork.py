@@ -33,8 +33,10 @@ class ForkedKernel:
     lost: list[str]
 
 
-async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool) -> ForkedKernel:
-    """Fork the kernel of a session whose turn the caller has; remove everything again when it fails."""
+async def fork_kernel(
+    origin: Session, starter: KernelStarter, root: Path, *, at: str, reseed: bool, runs_nothing: bool = False
+) -> ForkedKernel:
+    """Fork the kernel of a session whose turn the caller has, or which `runs_nothing`; undo all of it when it fails."""
     kernel = await origin.session_kernel.ensure_started()
     checkpoint = origin.session_kernel.checkpoints.find(at, origin.undo_history.ids) if at else None
     session_id = origin.journal.new_id()
@@ -50,7 +52,9 @@ async def fork_kernel(origin: Session, starter: KernelStarter, root: Path, *, at
         else:
             process = checkpoint.process if checkpoint else None
             try:
-                forked, missing = await starter.fork(kernel, origin.folders, folders, checkpoint=process, reseed=reseed)
+                forked, missing = await starter.fork(
+                    kernel, origin.folders, folders, checkpoint=process, reseed=reseed, runs_nothing=runs_nothing
+                )
             except CopyRefused as error:
                 if not starter.gpus.of(origin.id):
                     raise

@@ -262,7 +262,9 @@ class Registry:
             async with nullcontext() if is_frozen else origin.turn:
                 if is_frozen and (origin.session_kernel.kernel is None or not origin.session_kernel.kernel.is_alive()):
                     raise KernelDied("the process that the pieces of this map are forked from has ended")
-                forked = await fork_kernel(origin, self.starter, self._folder, at="", reseed=reseed)
+                forked = await fork_kernel(
+                    origin, self.starter, self._folder, at="", reseed=reseed, runs_nothing=is_frozen
+                )
             return self._open_fork(origin, origin.principal, "", forked, reason, kept_as_of or None)
 
     def _open_fork(

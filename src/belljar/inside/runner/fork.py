@@ -86,17 +86,20 @@ def fork_kernel(
     raise AssertionError("a keeper never returns")
 
 
-def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]") -> None:
+def fork_kernel_at_once(enter: "Callable[[], None]", become: "Callable[[], None]", *, is_session: bool = True) -> None:
     """Fork a kernel that has no keeper; `become` is called in the fork and never returns.
 
-    A process in between enters the sandbox. It shares our memory, see `vfork`. Not for a session, because its threads
+    A process in between enters the sandbox. It shares our memory, see `vfork`. Not for a process with threads, which
     must not run on while another process is in its memory.
     """
+    numbers = random.getstate() if is_session else None
 
     def start() -> None:
         enter()
         if fork_process() == 0:
             start_fork(has_keeper=False)
+            if numbers is not None:
+                random.setstate(numbers)
             become()
 
     vfork.run_in_child(start)
@@ -168,6 +171,7 @@ def start_fork(*, has_keeper: bool) -> None:
     """Record whether the fork has a keeper, and give it a session id, and its main thread a thread id, of its own."""
     global _has_keeper  # of this process
     _has_keeper = has_keeper
+    vfork.begin_anew()
     os.setsid()
     own_thread_id()
 
@@ -354,6 +358,13 @@ def reseed() -> None:
         multiprocessing.current_process().authkey = os.urandom(32)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def prepare_stir() -> None:
+    """Have OpenSSL make its generator here, once: it takes 2.6 MB, of every fork that has to make one of its own."""
+    ssl = sys.modules.get("ssl")
+    if ssl is not None:
+        ssl.RAND_bytes(1)
+
+
 def stir_random() -> None:
     """Add entropy to OpenSSL, because it tells forks apart by pid only, and in pid namespaces those can be the same."""
     ssl = sys.modules.get("ssl")
@@ -383,7 +394,19 @@ def names_in(folder: str) -> "list[str]":
 def move_modules(old: str, new: str) -> None:
     """Replace a package folder by another in paths and loaded modules, so that modules find their files there."""
     sys.path[:] = [_moved(path, old, new) for path in sys.path]
-    sys.path_importer_cache.clear()
+    for path in [path for path in sys.path_importer_cache if _moved(path, old, new) != path]:
+        del sys.path_importer_cache[path]
+    for name in ("PYTHONPATH", "PATH"):
+        if name in os.environ:
+            parts = os.environ[name].split(os.pathsep)
+            os.environ[name] = os.pathsep.join(_moved(part, old, new) for part in parts)
+    try:
+        is_empty = not names_in(new)
+    except OSError:
+        is_empty = False
+    if is_empty:
+        # No module came from there. Looking at all of them writes to 10 MB of a fork's memory.
+        return
     for module in list(sys.modules.values()):
         for name in ("__file__", "__cached__"):
             place = getattr(module, name, None)
@@ -393,10 +416,6 @@ def move_modules(old: str, new: str) -> None:
             places: Any = getattr(holder, name, None)
             if isinstance(places, list):
                 places[:] = [_moved(str(place), old, new) for place in cast("list[Any]", places)]
-    for name in ("PYTHONPATH", "PATH"):
-        if name in os.environ:
-            parts = os.environ[name].split(os.pathsep)
-            os.environ[name] = os.pathsep.join(_moved(part, old, new) for part in parts)
 
 
 def _moved(path: str, old: str, new: str) -> str:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import chart_libraries, comms, fork, fork_losses, gpu, interpreter_state, rich_output, setns, variables
+from . import chart_libraries, comms, fork, fork_losses, gpu, interpreter_state, rich_output, setns, variables, vfork
 from .channel import Channel, encode_stream
 from .checkpoint import fork_checkpoint, watch_hooks
 from .host_link import HostLink
@@ -213,12 +213,16 @@ class Runner(HostLink):
         reason = fork_losses.obstacle(len(threads))
         if not reason:
             self.streams.flush()
+            if len(descriptors) > 1:
+                fork.prepare_stir()
             folder = _folder()
             # Encode the answer before the fork, because each page written after it is in memory twice.
             encoded = self.channel.encode(answer)
             try:
                 if len(descriptors) == 1:
                     is_fork = self._fork_checkpoint(descriptors, encoded)
+                elif "entry" in message:
+                    is_fork = self._fork_piece(descriptors, encoded, message, folder)
                 else:
                     is_fork = self._fork_kernel(descriptors, encoded, message)
             except OSError as error:
@@ -227,7 +231,7 @@ class Runner(HostLink):
                 reason = fork.reason_of(error)
             else:
                 if is_fork:
-                    self._become_fork(descriptors, folder)
+                    self._become_fork(descriptors[: fork.DESCRIPTOR_COUNT], folder)
                 return
         self._conclude_fork(descriptors, self.channel.encode({**answer, "error": reason}))
 
@@ -252,6 +256,34 @@ class Runner(HostLink):
             if self.is_checkpoint:
                 fork.reap()
         return is_fork
+
+    def _fork_piece(self, descriptors: list[int], answer: list[bytes], message: dict[str, Any], folder: str) -> bool:
+        """Fork a kernel from a process in which nothing runs but forks, so that nobody sees its children.
+
+        So it needs no process in between that hides it, and none that waits for the sandbox, which is there.
+        """
+        own, (holder,) = descriptors[: fork.DESCRIPTOR_COUNT], descriptors[fork.DESCRIPTOR_COUNT :]
+        enter, is_fork = partial(fork.enter_sandbox, message["entry"], holder, []), False
+        if not message["has_keeper"] and vfork.is_possible() and fork_losses.thread_count() == 1:
+            fork.fork_kernel_at_once(enter, partial(self._become_piece, own, folder))
+            # The change of user in our memory has made our entry in /proc root's.
+            setns.own_proc_entry()
+        else:
+            is_fork = fork.fork_kernel(own, enter=enter, is_hidden=False, has_keeper=message["has_keeper"])
+        if not is_fork:
+            self._conclude_fork(descriptors, answer)
+            fork.reap()
+        return is_fork
+
+    def _become_piece(self, descriptors: list[int], folder: str) -> None:
+        """Serve as a fork until the host closes the socket, then exit: below is what serves the origin."""
+        try:
+            self._become_fork(descriptors, folder)
+            self.serve_requests()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
     def _conclude_fork(self, descriptors: list[int], answer: list[bytes]) -> None:
         """Close the fork's descriptors, and send the answer."""

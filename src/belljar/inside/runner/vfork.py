@@ -23,6 +23,15 @@ def is_possible() -> bool:
     return bool(stack.value)
 
 
+def begin_anew() -> None:
+    """Begin as a process of its own, in what a child has forked: it goes on below the child's stack.
+
+    It is also in the midst of the child's function, which the process that started the child has run.
+    """
+    _prepare.cache_clear()
+    _functions.clear()
+
+
 def run_in_child(function: "Callable[[], None]") -> None:
     """Run a function in a child, and raise here what it raises; OSError where there can be no such child.
 
@@ -58,7 +67,7 @@ def _run(_argument: Any) -> int:
 
 @cache
 def _prepare() -> "tuple[Any, Any, ctypes.c_void_p]":
-    """Return C's `clone` and its first two arguments; no stack where there can be no such child. Made once."""
+    """Return C's `clone` and its first two arguments; no stack where there can be none. Made once a process."""
     # Not CDLL, which would release the lock of the interpreter that the child needs.
     clone = getattr(ctypes.PyDLL(None, use_errno=True), "clone", None)
     run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)

@@ -106,7 +106,7 @@ class ZygoteRunner:
         become = partial(self._become_kernel_or_exit, descriptors)
         # A thread that a library has started meanwhile would run on in memory that two processes then share.
         if not has_keeper and vfork.is_possible() and fork_losses.thread_count() == 1:
-            fork.fork_kernel_at_once(enter, become)
+            fork.fork_kernel_at_once(enter, become, is_session=False)
             # The change of user in our memory has made our entry in /proc root's.
             setns.own_proc_entry()
         elif fork.fork_kernel(descriptors, enter=enter, is_hidden=False, has_keeper=has_keeper, is_session=False):
