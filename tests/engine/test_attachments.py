@@ -19,9 +19,11 @@ from belljar.engine.attachment_messages import (
     SessionEnded,
     SessionEvent,
 )
+from belljar.engine.contract import Access
+from belljar.engine.many import servers_of
 from belljar.engine.remote_attachments import open_attachment, open_served
 from belljar.environments import Environment
-from belljar.errors import EngineError, InvalidArgument, SessionNotFound
+from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import make_cell
 from belljar.executions.execution import Execution
 from belljar.http.server_socket import open_reachable_runtime
@@ -361,3 +363,28 @@ async def test_an_attachment_has_one_reader_and_is_nobody_elses(runtime: Runtime
 
 def _until(name: str) -> str:
     return f"import os, time\nwhile not os.path.exists({name!r}): time.sleep(0.005)"
+
+
+async def test_the_engine_attaches_here_and_over_the_socket_to_what_its_caller_may_see(
+    runtime: Runtime, session: Session
+) -> None:
+    here = runtime.late_engine.get()
+    there = servers_of(runtime.settings.data_directory)
+    stranger, owner = Access("somebody else"), Access(AGENT, name="Ann")
+    for engine in (here, there):
+        for who, session_id in ((stranger, session.id), (owner, "unknown")):
+            with pytest.raises(SessionNotFound, match="is not on this server"):
+                await engine.attach(who, session_id)
+        async with asyncio.timeout(DEADLINE_S):
+            attached = await engine.attach(owner, session.id)
+            async with aclosing(attached.events()) as events:
+                await attached.execute("6 * 7", allow_input=False)
+                assert ("execute_result", {"text/plain": "42"}) in _outputs(await _until_end(events))
+            await attached.aclose()
+            made = await engine.attach(owner)
+            assert runtime.sessions.get(made.session_id, AGENT).reason == "a Jupyter kernel"
+            await made.aclose()
+            await engine.end(owner, made.session_id)
+    with pytest.raises(BelljarError):
+        await here.attach(owner, environment="none-of-that-name")
+    assert [one.id for one in runtime.sessions.of(AGENT)] == [session.id]

@@ -36,7 +36,6 @@ from belljar.outputs.spoofed_notices import StreamDisarmer
 from belljar.questions.models import QuestionReply
 from belljar.questions.schema import typed_prompt, values_of
 from belljar.sessions.kernel_questions import ask_between_cells
-from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 
 _T = TypeVar("_T")
@@ -44,13 +43,8 @@ _BATCH = 100
 _LONG_S = 3600.0
 
 
-def attach(registry: Registry, session: Session, author: str = "") -> "LocalAttachment":
-    """Attach to a session; with an author, cells are marked as theirs rather than the owner's."""
-    return LocalAttachment(session, registry.executions.display_reader(session.id), author)
-
-
 class LocalAttachment:
-    """An `AttachedSession` whose session is in this process."""
+    """An `AttachedSession` whose session is in this process. With an author, cells are marked as theirs."""
 
     def __init__(self, session: Session, read_display: ReadDisplay, author: str) -> None:
         self._session = session

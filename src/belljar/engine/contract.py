@@ -9,7 +9,7 @@ import binascii
 import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import JsonValue
 
@@ -45,6 +45,9 @@ from belljar.errors import InvalidArgument
 from belljar.models import ExecutionResult, MappedResult, OutputEvent, Rewinding, SessionFork
 from belljar.outputs.export_formats import ExportFormat
 from belljar.questions.models import InboxQuestion
+
+if TYPE_CHECKING:
+    from belljar.engine.attachment_messages import AttachedSession
 
 MAX_ITEMS = 200
 """The most items of one page of a list."""
@@ -293,6 +296,13 @@ class Engine(Protocol):
         """Yield the cells of a session and their output after a place, as they come; without one, from the first."""
         ...
 
+    async def attach(self, access: Access, session_id: str = "", environment: str = "") -> "AttachedSession":
+        """Attach to a session that is open, as a front end of a person who runs cells in it and answers them.
+
+        Without a session, open one for it: a Jupyter kernel's, which its caller ends. Attaching keeps it in use.
+        """
+        ...
+
     # Acting
 
     async def create(
@@ -524,6 +534,7 @@ class CalledEngine:
     run = _called(Engine.run)
     server_events = _called(Engine.server_events)
     follow = _called(Engine.follow)
+    attach = _called(Engine.attach)
     create = _called(Engine.create)
     open_session = _called(Engine.open_session)
     rename = _called(Engine.rename)

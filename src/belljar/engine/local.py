@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
@@ -26,7 +26,7 @@ from belljar.engine.models import (
 from belljar.engine.packages import installing_cell
 from belljar.engine.runs import RunActs
 from belljar.environments.installs import as_fields, check_requirements
-from belljar.errors import BelljarError, InvalidArgument
+from belljar.errors import BelljarError, InvalidArgument, SessionNotFound
 from belljar.executions.cell import Cell, make_cell
 from belljar.executions.execution import Execution
 from belljar.models import ExecutionResult, MappedResult, Rewinding, SessionFork, iso_ms
@@ -36,6 +36,9 @@ from belljar.sessions.queue import interrupt_all
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
 from belljar.settings.environments import KERNEL_PREFIX
+
+if TYPE_CHECKING:
+    from belljar.engine.attachments import LocalAttachment
 
 _WAIT_S = 3600.0
 
@@ -97,6 +100,29 @@ class LocalEngine(LocalViews):
     async def _session_entry(self, session_id: str) -> SessionEntry | None:
         row = await self._history.session(session_id)
         return self._entries.session(row) if row is not None else None
+
+    async def attach(self, access: Access, session_id: str = "", environment: str = "") -> "LocalAttachment":
+        """See `Engine`."""
+        from belljar.engine.attachments import LocalAttachment  # few attach
+
+        reader = self._registry.executions.display_reader
+        if session_id:
+            session = self._registry.find_open(session_id)
+            if session is None or not access.may_see(session.principal):
+                raise SessionNotFound(
+                    f"session {session_id[:64]!r} is not on this server",
+                    hint="`belljar sessions` lists those there are",
+                )
+            return LocalAttachment(session, reader(session.id), access.name)
+        owner = f"jupyter:{access.name}" if access.is_operator else access.principal
+        session = await self._make(owner, environment, "a Jupyter kernel")
+        try:
+            with session.in_use():
+                await session.start()
+                return LocalAttachment(session, reader(session.id), "")
+        except BaseException:
+            await self._registry.clear(session.id, owner)
+            raise
 
     # Acting
 

@@ -9,10 +9,10 @@ import json
 import re
 import ssl
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 import httpx2
@@ -43,6 +43,9 @@ from belljar.errors import (
 )
 from belljar.models import Model
 from belljar.request_headers import SPEAKER_HEADERS
+
+if TYPE_CHECKING:
+    from belljar.engine.remote_attachments import RemoteAttachment
 
 CONNECT_S: Final = 2.0
 _MOST_BYTES: Final = 400 * 1024 * 1024
@@ -133,6 +136,28 @@ class RemoteEngine(CalledEngine):
                     if (happened := _event(operation, told)) is not None:
                         yield happened
 
+    async def attach(self, access: Access, session_id: str = "", environment: str = "") -> "RemoteAttachment":
+        """See `Engine`. It is a stream and messages beside it, over a client of its own."""
+        from belljar.engine.remote_attachments import RemoteAttachment  # few attach
+
+        headers = self._credentials or _speaker(access)
+        attached = RemoteAttachment(self._client(), headers, self._extensions)
+        await attached.open(session_id, environment)
+        return attached
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncGenerator[httpx2.AsyncClient]:
+        # Without a context httpx would read all certificates of the host, which takes 46 ms.
+        context = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        with ipc.reachable(self._place) if isinstance(self._place, Path) else nullcontext() as address:
+            async with httpx2.AsyncClient(
+                transport=httpx2.AsyncHTTPTransport(uds=address, verify=context),
+                timeout=httpx2.Timeout(self._patience_s, connect=CONNECT_S),
+                base_url="http://belljar" if isinstance(self._place, Path) else self._place,
+                auth=self._auth,
+            ) as client:
+                yield client
+
     @asynccontextmanager
     async def _send(
         self, operation: Operation, access: Access, arguments: dict[str, Any]
@@ -140,24 +165,11 @@ class RemoteEngine(CalledEngine):
         """Send a request over a connection of its own; what the server refuses is raised as the error that it names."""
         request = _request(operation, arguments)
         request["headers"] = (self._credentials or _speaker(access)) | request.get("headers", {})
-        # Without a context httpx would read all certificates of the host, which takes 46 ms.
-        context = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         # httpx waits so long for each piece of a head, and a head may come in a hundred thousand.
         patience_s = self._patience_s and self._patience_s + CONNECT_S + len(request.get("content", b"")) / _BODY_RATE
         try:
             async with AsyncExitStack() as stack:
-                if isinstance(self._place, Path):
-                    address = stack.enter_context(ipc.reachable(self._place))
-                    transport = httpx2.AsyncHTTPTransport(uds=address, verify=context)
-                else:
-                    transport = httpx2.AsyncHTTPTransport(verify=context)
-                client = httpx2.AsyncClient(
-                    transport=transport,
-                    timeout=httpx2.Timeout(self._patience_s, connect=CONNECT_S),
-                    base_url="http://belljar" if isinstance(self._place, Path) else self._place,
-                    auth=self._auth,
-                )
-                await stack.enter_async_context(client)
+                client = await stack.enter_async_context(self._client())
                 asked = client.stream(operation.method, **request, extensions=self._extensions)
                 async with asyncio.timeout(patience_s):
                     response = await stack.enter_async_context(asked)

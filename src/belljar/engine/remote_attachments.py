@@ -4,18 +4,17 @@ Finds the server and the session, and is the client of `http/attachment_api.py`.
 """
 
 import asyncio
+import getpass
 import json
-import ssl
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import httpx2
 from pydantic import ValidationError
 
-from belljar import ipc
-from belljar.control import TIMEOUT_S, ask_sessions
+from belljar.control import ask_sessions
 from belljar.engine import attachment_messages as messages
 from belljar.engine.attachment_messages import (
     AnswerRequest,
@@ -39,10 +38,12 @@ from belljar.engine.attachment_messages import (
     SessionEnded,
     SessionEvent,
 )
-from belljar.engine.remote import ServerSilent, lines_of
+from belljar.engine.contract import Access
+from belljar.engine.many import servers_of
+from belljar.engine.remote import ServerGone, ServerSilent, lines_of
 from belljar.errors import BelljarError, EngineError, InvalidArgument, SessionNotFound, named_error
 from belljar.outputs.events import CommMessage
-from belljar.servers import http_sockets
+from belljar.settings.keys import LOCAL_PRINCIPAL
 
 _Reply = TypeVar("_Reply", DoneReply, QueuedReply, OpenedReply, CompletionReply, InspectionReply, CompletenessReply)
 _PATH = "/api/v1/attachments"
@@ -54,26 +55,37 @@ _MAX_NAMED = 5
 @asynccontextmanager
 async def open_attachment(data_directory: Path, prefix: str = "") -> AsyncGenerator[AttachedSession]:
     """Attach to the one live session whose id begins with `prefix`, on any server of the data directory."""
-    session_id, server_pid = await _find(data_directory, prefix)
-    async with _open(data_directory, f"{server_pid}-*", NewAttachment(session_id=session_id)) as attached:
+    session_id = await _find(data_directory, prefix)
+    attached = await servers_of(data_directory).attach(_person(), session_id)
+    try:
         yield attached
+    finally:
+        await attached.aclose()
 
 
 @asynccontextmanager
 async def open_served(data_directory: Path, environment: str = "") -> AsyncGenerator[AttachedSession]:
     """Open a session on a running server of the data directory and attach to it; it ends with the block."""
-    async with _open(data_directory, "*", NewAttachment(environment=environment)) as attached:
+    engine = servers_of(data_directory)
+    attached = await engine.attach(_person(), environment=environment)
+    try:
         yield attached
+    finally:
+        await attached.aclose()
         with suppress(BelljarError):  # the session or the server may have ended before
-            await attached.end()
+            await engine.end(_person(), attached.session_id)
 
 
-async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
+def _person() -> Access:
+    return Access(LOCAL_PRINCIPAL, is_operator=True, name=getpass.getuser(), via="terminal")
+
+
+async def _find(data_directory: Path, prefix: str) -> str:
     live, _ = await ask_sessions(data_directory)
-    found = [(info.session_id, pid) for pid, _, info in live if info.session_id.startswith(prefix)]
+    found = [info.session_id for _, _, info in live if info.session_id.startswith(prefix)]
     if len(found) == 1:
         return found[0]
-    known = [session_id for session_id, _ in found] or [info.session_id for _, _, info in live]
+    known = found or [info.session_id for _, _, info in live]
     names = ", ".join(known[:_MAX_NAMED])
     if found:
         which = f"{prefix} begins the ids of {len(found)}" if prefix else f"there are {len(found)}"
@@ -86,41 +98,19 @@ async def _find(data_directory: Path, prefix: str) -> tuple[str, int]:
     raise SessionNotFound(f"no live session has an id that begins with {prefix[:64]}", hint=f"There are {names}")
 
 
-@asynccontextmanager
-async def _open(data_directory: Path, run: str, wanted: NewAttachment) -> AsyncGenerator["RemoteAttachment"]:
-    """Attach on the first server that answers."""
-    paths = await asyncio.to_thread(lambda: http_sockets(data_directory, run))
-    for path in paths:
-        async with AsyncExitStack() as stack:
-            attached = RemoteAttachment(await stack.enter_async_context(_client(path)))
-            stack.push_async_callback(attached.aclose)
-            try:
-                await attached.greet(wanted)
-            except ConnectionRefusedError:
-                continue
-            yield attached
-            return
-    raise EngineError(
-        f"no running server that uses {data_directory} can be attached to", hint="Start one with: belljar serve"
-    )
-
-
-@asynccontextmanager
-async def _client(path: Path) -> AsyncGenerator[httpx2.AsyncClient]:
-    # No TLS is spoken, but without a context httpx reads all certificates of the host, which takes 46 ms.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with ipc.reachable(path) as address:
-        transport = httpx2.AsyncHTTPTransport(uds=address, verify=context)
-        timeout = httpx2.Timeout(None, connect=TIMEOUT_S)
-        async with httpx2.AsyncClient(transport=transport, timeout=timeout, base_url="http://belljar") as client:
-            yield client
-
-
 class RemoteAttachment:
-    """An `AttachedSession` whose session is in another process; made by `open_attachment` and `open_served`."""
+    """An `AttachedSession` whose session is in another process; made by `RemoteEngine.attach`."""
 
-    def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: AbstractAsyncContextManager[httpx2.AsyncClient],
+        headers: dict[str, str],
+        extensions: dict[str, str],
+    ) -> None:
+        self._connection = AsyncExitStack()
+        self._opened = client
+        self._headers = headers
+        self._extensions = extensions
         self._events: asyncio.Queue[SessionEvent] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self._reading: asyncio.Task[None] | None = None
         self._id = self.session_id = self.environment = self.python_version = ""
@@ -128,21 +118,25 @@ class RemoteAttachment:
         # Cells, answers and messages to widgets arrive in the order of their calls.
         self._in_order = asyncio.Lock()
 
-    async def greet(self, wanted: NewAttachment) -> None:
-        """Say which session is wanted, and start to read. Called first; ConnectionRefusedError where nobody listens."""
-        try:
-            response = await self._client.post(_PATH, content=wanted.model_dump_json())
-        except httpx2.ConnectError as error:
-            raise ConnectionRefusedError from error
-        except httpx2.TransportError:
-            raise _gone() from None
-        _check(response)
-        attached = Attached.model_validate_json(response.content, extra="ignore")
-        self._id, self.session_id, self.count = attached.attachment_id, attached.session_id, attached.count
-        self.environment, self.python_version = attached.environment, attached.python_version
-        is_read = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.get_running_loop().create_task(self._read(is_read))
-        await is_read
+    async def open(self, session_id: str, environment: str) -> None:
+        """Say which session is wanted, and start to read. Called first, and once."""
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(self.aclose)
+            self._client = await self._connection.enter_async_context(self._opened)
+            self._client.headers.update(self._headers)
+            wanted = NewAttachment(session_id=session_id, environment=environment)
+            try:
+                response = await self._client.post(_PATH, content=wanted.model_dump_json(), extensions=self._extensions)
+            except httpx2.TransportError as error:
+                raise ServerGone("a server has hung up, or does not answer") from error
+            _check(response)
+            attached = Attached.model_validate_json(response.content, extra="ignore")
+            self._id, self.session_id, self.count = attached.attachment_id, attached.session_id, attached.count
+            self.environment, self.python_version = attached.environment, attached.python_version
+            is_read = asyncio.get_running_loop().create_future()
+            self._reading = asyncio.get_running_loop().create_task(self._read(is_read))
+            await is_read
+            opening.pop_all()
 
     async def events(self) -> AsyncGenerator[SessionEvent]:
         """See `AttachedSession`."""
@@ -189,18 +183,12 @@ class RemoteAttachment:
         """See `AttachedSession`."""
         return await self._ask(CompletenessRequest(code=code), CompletenessReply)
 
-    async def end(self) -> None:
-        """End the session, if it was opened for this attachment."""
-        try:
-            _check(await self._client.delete(self._path()))
-        except httpx2.TransportError:
-            raise _gone() from None
-
     async def aclose(self) -> None:
         """See `AttachedSession`."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+        await self._connection.aclose()
 
     # The connection
 
@@ -211,7 +199,9 @@ class RemoteAttachment:
         if self._reading is None or self._reading.done():
             raise _gone()
         asking = asyncio.ensure_future(
-            self._client.post(f"{self._path()}/messages", content=json.dumps(request.model_dump()))
+            self._client.post(
+                f"{self._path()}/messages", content=json.dumps(request.model_dump()), extensions=self._extensions
+            )
         )
         try:
             # With the stream the attachment is gone, and whoever waits for an answer is told.
@@ -232,7 +222,7 @@ class RemoteAttachment:
     async def _read(self, is_read: "asyncio.Future[None]") -> None:
         """Put the events of the stream into the queue, until the session ends or the server hangs up."""
         try:
-            async with self._client.stream("GET", f"{self._path()}/events") as response:
+            async with self._client.stream("GET", f"{self._path()}/events", extensions=self._extensions) as response:
                 is_read.set_result(None)
                 async for line in lines_of(response, "events"):
                     # What this version does not know of a newer server is passed over.

@@ -5,10 +5,9 @@ questions of its cells. Another caller's attachment answers as one that does not
 """
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,15 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from belljar.engine import attachment_messages as messages
-from belljar.engine.attachment_messages import CommsRequest, DoneReply, OpenedReply, QueuedReply
-from belljar.engine.attachments import LocalAttachment, attach
-from belljar.engine.contract import Access
+from belljar.engine.attachment_messages import AttachedSession, CommsRequest, DoneReply, OpenedReply, QueuedReply
+from belljar.engine.contract import Access, Engine
 from belljar.engine.operations import JSON, PREFIX
 from belljar.errors import BelljarError, Busy, InvalidArgument, SessionNotFound
 from belljar.http.api_operations import problem, read_body, request_body
 from belljar.http.event_streams import StreamShares, event_stream
 from belljar.json_values import MAX_VALUES, has_too_many_values
-from belljar.sessions.registry import Registry
 
 UNREAD_S: Final = 5.0
 """How long an attachment may be without a reader of its events."""
@@ -36,20 +33,20 @@ _Act = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class _Held:
-    """An attachment, whose it is, and the owner of its session if it was opened for it."""
+    """An attachment, whose it is, and whether its session was opened for it."""
 
-    local: LocalAttachment
+    attached: AttachedSession
     principal: str
-    owner: str = ""
+    is_owner: bool
     expiry: asyncio.TimerHandle | None = None
     is_read: bool = False
 
 
 class AttachmentApi:
-    """The attachments to sessions of one registry."""
+    """The attachments to sessions of one engine."""
 
-    def __init__(self, registry: Registry, streams: StreamShares) -> None:
-        self._registry = registry
+    def __init__(self, engine: Engine, streams: StreamShares) -> None:
+        self._engine = engine
         self._streams = streams
         self._held: dict[str, _Held] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -73,34 +70,19 @@ class AttachmentApi:
     async def _create(self, request: Request) -> Response:
         access: Access = request.state.access
         wanted = read_body(messages.NewAttachment.model_validate_json, await _body(request))
-        held = await (self._find(access, wanted.session_id) if wanted.session_id else self._open(access, wanted))
+        attached = await self._engine.attach(access, wanted.session_id, wanted.environment)
+        held = _Held(attached, access.principal, is_owner=not wanted.session_id)
         attachment_id = secrets.token_hex(16)
         self._held[attachment_id] = held
         held.expiry = asyncio.get_running_loop().call_later(UNREAD_S, self._expire, attachment_id)
-        attached = messages.Attached(
+        answer = messages.Attached(
             attachment_id=attachment_id,
-            session_id=held.local.session_id,
-            environment=held.local.environment,
-            python_version=held.local.python_version,
-            count=held.local.count,
+            session_id=held.attached.session_id,
+            environment=held.attached.environment,
+            python_version=held.attached.python_version,
+            count=held.attached.count,
         )
-        return Response(attached.model_dump_json(), status_code=201, media_type=JSON)
-
-    async def _find(self, access: Access, session_id: str) -> _Held:
-        session = self._registry.find_open(session_id)
-        if session is None or not access.may_see(session.principal):
-            raise SessionNotFound(
-                f"session {session_id[:64]!r} is not on this server", hint="`belljar sessions` lists those there are"
-            )
-        return _Held(attach(self._registry, session, access.name), access.principal)
-
-    async def _open(self, access: Access, wanted: messages.NewAttachment) -> _Held:
-        owner = f"jupyter:{access.name}" if access.is_operator else access.principal
-        await self._registry.make_room(owner)
-        session = self._registry.create(owner, environment=wanted.environment, reason="a Jupyter kernel")
-        with session.in_use():
-            await session.start()
-            return _Held(attach(self._registry, session), access.principal, owner)
+        return Response(answer.model_dump_json(), status_code=201, media_type=JSON)
 
     async def _events(self, request: Request) -> Response:
         attachment_id, held = self._of(request)
@@ -113,7 +95,7 @@ class AttachmentApi:
             if held.expiry is not None:
                 held.expiry.cancel()
             try:
-                async with aclosing(held.local.events()) as happened:
+                async with aclosing(held.attached.events()) as happened:
                     async for item in happened:
                         yield {"data": item.model_dump_json()}
             finally:
@@ -125,16 +107,16 @@ class AttachmentApi:
     async def _message(self, request: Request) -> Response:
         _, held = self._of(request)
         wanted = read_body(messages.request_form.validate_json, await _body(request))
-        reply = await _reply(held.local, wanted)
+        reply = await _reply(held.attached, wanted)
         return Response(reply.model_dump_json(), media_type=JSON)
 
     async def _end(self, request: Request) -> Response:
         """Detach, and end the session if it was opened for this attachment."""
         attachment_id, held = self._of(request)
         await self._detach(attachment_id)
-        if held.owner:
-            with contextlib.suppress(SessionNotFound):
-                await self._registry.clear(held.local.session_id, held.owner)
+        if held.is_owner:
+            with suppress(SessionNotFound):
+                await self._engine.end(request.state.access, held.attached.session_id)
         return Response(status_code=204)
 
     def _of(self, request: Request) -> tuple[str, _Held]:
@@ -156,7 +138,7 @@ class AttachmentApi:
         if held is not None:
             if held.expiry is not None:
                 held.expiry.cancel()
-            await held.local.aclose()
+            await held.attached.aclose()
 
 
 async def _body(request: Request) -> bytes:
@@ -176,7 +158,7 @@ def _answered(act: _Act) -> _Act:
     return answer
 
 
-async def _reply(attached: LocalAttachment, request: messages.Request) -> messages.Reply:
+async def _reply(attached: AttachedSession, request: messages.Request) -> messages.Reply:
     match request:
         case messages.ExecuteRequest(code=code, allow_input=allow_input):
             return QueuedReply(execution_id=await attached.execute(code, allow_input=allow_input))

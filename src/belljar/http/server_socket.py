@@ -135,10 +135,10 @@ def speaker_api(runtime: Runtime, opened: "list[AttachmentApi]") -> "ASGIApp":
     from belljar.http.health import exact
 
     streams = StreamShares(_MOST_STREAMS)
-    attachments = AttachmentApi(runtime.sessions, streams)
-    opened.append(attachments)
     engine = runtime.late_engine.get()
     engine.start()
+    attachments = AttachmentApi(engine, streams)
+    opened.append(attachments)
     api = RestApi(engine, max_upload_bytes=runtime.settings.max_upload_bytes, streams=streams)
     app = Starlette(routes=[exact(route) for route in (*api.routes(), *attachments.routes())])
     app.router.redirect_slashes = False

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from belljar.engine.attachment_messages import AttachedSession
-from belljar.engine.attachments import attach
+from belljar.engine.contract import Access
 from belljar.engine.remote_attachments import open_attachment, open_served
 from belljar.errors import EngineError, SessionNotFound
 from belljar.http.server_socket import open_reachable_runtime
@@ -33,17 +33,14 @@ async def open_own(settings: Settings) -> AsyncGenerator[AttachedSession]:
     """Open a runtime in this process and a session in it; both end with the block."""
     chosen = {name: value for name, value in _DEFAULTS.items() if name not in settings.model_fields_set}
     async with open_reachable_runtime(settings.model_copy(update=chosen)) as runtime:
-        session = runtime.sessions.create(PRINCIPAL, reason="a Jupyter kernel")
+        engine, owner = runtime.late_engine.get(), Access(PRINCIPAL, via="client")
+        attached = await engine.attach(owner)
         try:
-            await session.start()
-            attached = attach(runtime.sessions, session)
-            try:
-                yield attached
-            finally:
-                await attached.aclose()
+            yield attached
         finally:
+            await attached.aclose()
             with suppress(SessionNotFound):
-                await runtime.sessions.clear(session.id, PRINCIPAL)
+                await engine.end(owner, attached.session_id)
 
 
 @asynccontextmanager
