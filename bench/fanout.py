@@ -1,15 +1,14 @@
 """Fan-out: many children of one state, each for one line and gone, and many snippets each in a session of its own.
 
-Ours is an engine in this process, so that its own processor time counts; no earlier states are kept, as a map keeps
-none. Peers: `os.fork()` of a plain Python that holds the same, which is what any of this costs at least; ipykernels
-started anew; a pool of processes that each take one snippet; a session opened, used and ended for each snippet. Sides
-are taken in turns.
+Ours is an engine in this process, so that its own processor time counts, and so does that of sandboxes and kernels;
+no earlier states are kept, as a map keeps none. Peers: `os.fork()` of a plain Python that holds the same, which is
+what any of this costs at least; ipykernels started anew; a pool of processes that each take one snippet; a session
+opened, used and ended for each snippet. Sides are taken in turns.
 """
 
 import asyncio
 import json
 import os
-import resource
 import statistics
 import subprocess
 import time
@@ -17,9 +16,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import belljar
+from belljar.settings import Settings
 from bench.figures import Figure
 from bench.ipykernels import open_ipykernel
-from bench.processes import descendants, proportional_mb
+from bench.processes import descendants, proportional_mb, whole_processor_time
 from bench.stage import Stage
 
 HELD = "import numpy, pandas\nheld = numpy.ones(500_000_000 // 8)\n"
@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
 @dataclass(slots=True)
 class _Taken:
-    """Of one round: seconds that passed, and of processor time of this process and of all that it has waited for."""
+    """Of one round: seconds that passed, and of processor time of this process and of all that it has started."""
 
     passed_s: float
     spent_s: float
@@ -68,28 +68,36 @@ class _Taken:
 async def measure(stage: Stage) -> list[Figure]:
     """All sides in turns, in one engine."""
     settings = stage.settings().model_copy(update={"pool_size": 0, "max_sessions": 128, "checkpoints": 0})
+    with whole_processor_time() as (spent_s, gap):
+        return await _measure(stage, settings, spent_s, gap)
+
+
+async def _measure(stage: Stage, settings: Settings, spent_s: Callable[[], float], gap: str) -> list[Figure]:
     async with belljar.open_engine(settings) as engine, engine.open_session() as session:
         await session.execute(HELD)
         return [
-            *await _children(stage, session),
+            *await _children(stage, session, spent_s, gap),
             await _memory(stage, session),
             *await _snippets(stage, engine),
         ]
 
 
-async def _children(stage: Stage, session: belljar.SessionHandle) -> list[Figure]:
+async def _children(
+    stage: Stage, session: belljar.SessionHandle, spent_s: Callable[[], float], gap: str
+) -> list[Figure]:
     count, ours, forks, kernels = stage.pick(100, 20), list[_Taken](), list[_Taken](), list[_Taken]()
     command = [str(stage.environment.python), "-c", _FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
         for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(90, 15)):
             forks.append(_Taken(*await asyncio.to_thread(_ask, forking, count)))
-            ours.append(await _timed(lambda: _mapped(session, count)))
-            kernels.append(await _timed(lambda: _one_ipykernel(stage)))
+            ours.append(await _timed(lambda: _mapped(session, count), spent_s))
+            kernels.append(await _timed(lambda: _one_ipykernel(stage), spent_s))
         forking.communicate()
     spent, passed = _each(ours, count), statistics.median(one.passed_s for one in ours) / count
     least, kernel = _each(forks, count), _each(kernels, 1)
     what = "a child of a session with 500 MB, one line and gone, processor time"
     note = f"{count} children, {AT_ONCE} at once, {len(ours)} rounds; {passed * 1000:.1f} ms passed for each"
+    note += f"; {gap}" if gap else ""
     return [
         Figure("fanout", what, "ms", spent * 1000, kernel * 1000, FORK_TARGET, "gain", f"peer: ipykernel; {note}"),
         Figure("fanout", what, "ms", spent * 1000, least * 1000, None, "ratio", "peer: os.fork(), no sandbox"),
@@ -112,15 +120,10 @@ async def _one_ipykernel(stage: Stage) -> None:
         await kernel.execute("import numpy, pandas\n1 + 1")
 
 
-async def _timed(work: Callable[[], Awaitable[None]]) -> _Taken:
-    before, began = _spent_s(), time.perf_counter()
+async def _timed(work: Callable[[], Awaitable[None]], spent_s: Callable[[], float] = lambda: 0.0) -> _Taken:
+    before, began = spent_s(), time.perf_counter()
     await work()
-    return _Taken(time.perf_counter() - began, _spent_s() - before)
-
-
-def _spent_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return _Taken(time.perf_counter() - began, spent_s() - before)
 
 
 def _ask(process: "subprocess.Popen[str]", question: object) -> list[float]:
