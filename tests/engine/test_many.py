@@ -1,16 +1,22 @@
 """Several servers of a data directory as one engine."""
 
+import asyncio
 import socket
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, aclosing, contextmanager
+from pathlib import Path
 
+import anyio
 import pytest
 from calls import opened_runtime
 
+from belljar import ipc
 from belljar.engine.contract import Access, Engine, SessionFilter
-from belljar.engine.many import servers_of
+from belljar.engine.many import ManyEngine, servers_of
+from belljar.engine.models import Piece
 from belljar.environments import Environment
-from belljar.errors import BelljarError, QuestionNotFound
+from belljar.errors import BelljarError, QuestionNotFound, SessionNotFound
 from belljar.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +76,93 @@ async def test_pages_of_one_state_miss_nothing_that_is_behind_sessions_of_anothe
     assert ran.progress.status == "ok"
     many = servers_of(servers[0].settings.data_directory)
     assert await listed(many, SessionFilter(state="fresh"), 1) == [older.session_id, oldest.session_id]
+
+
+@contextmanager
+def frozen_servers(folder: Path, count: int) -> Generator[None]:
+    """Servers that take connections and answer nothing, as those that are stopped; all others come after them."""
+    with ExitStack() as stack:
+        for number in range(count):
+            run = folder / "runs" / f"0-frozen{number}"
+            run.mkdir()
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            ipc.bind(silent, run / "http.sock")
+            silent.listen()
+        yield
+
+
+async def test_frozen_neighbours_cost_one_wait_and_no_sum_of_them(servers: tuple[Runtime, Runtime]) -> None:
+    folder = servers[0].settings.data_directory
+    made = [await server.late_engine.get().create(OPERATOR) for server in servers]
+    with frozen_servers(folder, 4), anyio.fail_after(40):  # asked one after another, each verb would wait 80 s
+        many = servers_of(folder, patience_s=20)
+        for entry in made:
+            assert (await many.session(OPERATOR, entry.session_id)).session_id == entry.session_id
+            ran = await many.submit(OPERATOR, entry.session_id, "'here'", wait_s=60)
+            assert ran.progress is not None
+            assert ran.progress.result is not None
+            assert ran.progress.result.result == "'here'"
+            assert (await many.result(OPERATOR, ran.execution_id)).result == "'here'"
+            async with aclosing(many.follow(OPERATOR, entry.session_id)) as told:
+                assert await anext(told)
+        assert {entry.session_id for entry in (await many.sessions(OPERATOR, SessionFilter())).items} == {
+            entry.session_id for entry in made
+        }
+        assert [server.is_answering for server in await many.servers(OPERATOR)].count(False) == 4
+        assert await many.create(OPERATOR)
+        pieces = [Piece(code=str(number)) for number in range(4)]
+        assert {result.result async for result in many.map(OPERATOR, pieces)} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize("verb", ["session", "delete_file"])
+async def test_what_a_frozen_server_may_have_is_not_said_to_be_nowhere(
+    servers: tuple[Runtime, Runtime], verb: str
+) -> None:
+    folder = servers[0].settings.data_directory
+    with frozen_servers(folder, 4), anyio.fail_after(15):
+        more = ["a.txt"] if verb == "delete_file" else []
+        with pytest.raises(BelljarError, match="4 of 6 servers did not answer in time") as refused:
+            await getattr(servers_of(folder, patience_s=20), verb)(OPERATOR, "0" * 32, *more)
+    assert refused.value.code == "server-silent"
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n\r\n[", b"HTTP/1.1 500 Broken\r\n\r\nno", b"no HTTP"])
+async def test_a_server_that_talks_nonsense_disturbs_no_other_one(
+    servers: tuple[Runtime, Runtime], said: bytes
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    folder = servers[0].settings.data_directory
+    made = [await server.late_engine.get().create(OPERATOR) for server in servers]
+    run = folder / "runs" / "0-odd"
+    run.mkdir()
+    with ipc.reachable(run / "http.sock") as address:
+        async with await asyncio.start_unix_server(answer, address):
+            many = servers_of(folder)
+            for entry in made:
+                assert (await many.session(OPERATOR, entry.session_id)).session_id == entry.session_id
+                assert await many.submit(OPERATOR, entry.session_id, "1")
+            assert len((await many.sessions(OPERATOR, SessionFilter())).items) == 2
+
+
+async def test_what_moved_to_another_server_is_found_there(servers: tuple[Runtime, Runtime]) -> None:
+    one, other = (server.late_engine.get() for server in servers)
+    names = {"one": one, "other": other}
+
+    async def places() -> dict[str, Engine]:
+        return dict(names)
+
+    many = ManyEngine(places)
+    made = await one.create(OPERATOR)
+    assert await many.submit(OPERATOR, made.session_id, "1", wait_s=60)
+    names["one"], names["other"] = other, one  # what was remembered is wrong now
+    assert (await many.session(OPERATOR, made.session_id)).session_id == made.session_id
+    del names["other"]
+    with pytest.raises(SessionNotFound):
+        await many.session(OPERATOR, made.session_id)
 
 
 async def test_a_server_that_is_silent_may_have_taken_an_answer_and_is_named_before_those_that_know_no_such_question(

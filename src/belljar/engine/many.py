@@ -1,10 +1,12 @@
 """Several servers as one engine: lists are merged, a call goes to the server that has what it names.
 
-What is on disk only, any of them can answer.
+What is on disk only, any of them can answer. Who has something is asked of all side by side, so that one that is frozen
+costs one wait and no sum of them, and is remembered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import zip_longest
@@ -30,7 +32,7 @@ from belljar.engine.models import (
     UsageHistory,
 )
 from belljar.engine.remote import RemoteEngine, ServerGone, ServerSilent
-from belljar.engine.runs import RunActs, RunDetail, RunEntry
+from belljar.engine.runs import RunEntry
 from belljar.engine.usage import LATENCY
 from belljar.errors import (
     BelljarError,
@@ -47,6 +49,14 @@ from belljar.servers import http_sockets
 
 _T = TypeVar("_T")
 _LOOK_S: Final = 2.0
+_WAIT_S: Final = 3.0
+"""How long others are waited for once one server has answered."""
+_ORDER_S: Final = 1.0
+"""How long those before it are waited for once one server has what is meant."""
+_MOST_HELD: Final = 10_000
+_ABSENCES: Final = (SessionNotFound, ExecutionNotFound, RunNotFound)
+_TELLING: Final = (ServerGone, QuestionNotFound, (*_ABSENCES, QuestionClosed), ServerSilent)
+"""Of errors of several servers, a later one says more, and one that is none of these most."""
 Places = Callable[[], Awaitable[dict[str, Engine]]]
 """Returns the servers that there are now, by their names."""
 
@@ -68,63 +78,87 @@ class ManyEngine(CalledEngine):
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._held: OrderedDict[str, str] = OrderedDict()
+        """Which server had what has this id; for what names nothing, which one answered."""
 
     async def _all(self, verb: str, access: Access, **arguments: Any) -> list[tuple[str, Any]]:
         """Return the answers of all servers that answer, by the names of the servers."""
-        places = await self._places()
-        calls = [getattr(engine, verb)(access, **arguments) for engine in places.values()]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        found = [*zip(places, answers, strict=True)]
-        refusals = [answer for _, answer in found if isinstance(answer, BaseException)]
-        good = [(name, answer) for name, answer in found if not isinstance(answer, BaseException)]
-        if not good:
-            raise next((one for one in refusals if not isinstance(one, ServerGone)), None) or _nobody()
-        return good
+        answers, errors = await _side_by_side(
+            await self._places(), lambda engine: getattr(engine, verb)(access, **arguments), takes_all=True
+        )
+        if not answers:
+            raise _what_says_most(errors)
+        return [*answers.items()]
 
-    async def _first(
-        self,
-        absence: type[BelljarError] | tuple[type[BelljarError], ...],
-        verb: str,
-        access: Access,
-        **arguments: Any,
-    ) -> Any:
-        """Return the answer of the server that has what is meant, or raise that none has it, or that one may have."""
-        missing: BelljarError | None = None
-        silent: ServerSilent | None = None
-        for engine in (await self._places()).values():
-            try:
-                return await getattr(engine, verb)(access, **arguments)
-            except ServerSilent as error:
-                silent = error
-            except ServerGone:
-                continue
-            except absence as error:
-                # What says most: others only do not know the question.
-                missing = error if missing is None or isinstance(missing, QuestionNotFound) else missing
-        raise silent or missing or _nobody()
+    async def _holders(self, access: Access, arguments: Mapping[str, Any]) -> AsyncGenerator[Engine]:
+        """Yield the server that had the session, the execution or the run that is named, and then the one that has it.
+
+        Where nothing is named, the first that answers; the same where what is named is only on disk, because of two
+        callers that wake a session at two servers one would be refused.
+        """
+        places = await self._places()
+        if len(places) == 1:
+            yield next(iter(places.values()))
+            return
+        if (held := self._held.get(named := _named(arguments), "")) in places:
+            yield places[held]
+
+        async def has(engine: Engine) -> None:
+            if arguments.get("session_id"):
+                await engine.session(access, named)
+            elif arguments.get("execution_id"):
+                await engine.execution(access, named)
+            elif arguments.get("run_id"):
+                await engine.run(access, named, limit=1)
+            else:
+                await engine.usage(access)
+
+        answers, errors = await _side_by_side(places, has, takes_all=False)
+        name = next(iter(answers), "")
+        if not name:
+            raise _what_says_most(errors)
+        self._held[named] = name
+        if len(self._held) > _MOST_HELD:
+            self._held.popitem(last=False)
+        yield places[name]
 
     async def _call(self, verb: str, access: Access, **arguments: Any) -> Any:
-        """Call the server that has the session or the execution that is named; what names neither, the first one."""
-        return await self._first((SessionNotFound, ExecutionNotFound), verb, access, **arguments)
+        """Call the server that has what is named."""
+        errors: list[BelljarError] = []
+        async with aclosing(self._holders(access, arguments)) as engines:
+            async for engine in engines:
+                try:
+                    return await getattr(engine, verb)(access, **arguments)
+                except (*_ABSENCES, ServerGone) as error:
+                    self._forget(arguments, error)
+                    errors.append(error)
+        raise _what_says_most(errors)
 
     async def _stream(self, verb: str, access: Access, **arguments: Any) -> AsyncGenerator[Any]:
-        """Yield what the server tells that has the session that is named; what names none, the first one."""
-        missing: BelljarError | None = None
-        for engine in (await self._places()).values():
-            has_begun = False
-            try:
-                async with aclosing(getattr(engine, verb)(access, **arguments)) as told:
-                    async for item in told:
-                        has_begun = True
-                        yield item
-            except SessionNotFound as error:
-                missing = error
-            except ServerGone:
-                if has_begun:
-                    raise
-            else:
-                return
-        raise missing or _nobody()
+        """Yield what the server tells that has what is named."""
+        errors: list[BelljarError] = []
+        async with aclosing(self._holders(access, arguments)) as engines:
+            async for engine in engines:
+                has_begun = False
+                try:
+                    async with aclosing(getattr(engine, verb)(access, **arguments)) as told:
+                        async for item in told:
+                            has_begun = True
+                            yield item
+                except (*_ABSENCES, ServerGone) as error:
+                    self._forget(arguments, error)
+                    if has_begun:
+                        raise
+                    errors.append(error)
+                else:
+                    return
+        raise _what_says_most(errors)
+
+    def _forget(self, arguments: Mapping[str, Any], error: BelljarError) -> None:
+        """Ask all again who has what is named; raise where a server may be doing what it was asked."""
+        self._held.pop(_named(arguments), None)
+        if isinstance(error, ServerSilent):
+            raise error
 
     # What is put together
 
@@ -221,10 +255,6 @@ class ManyEngine(CalledEngine):
         end = time_place(told[limit - 1].cursor) if len(told) > limit else max(ends, default=None)
         return EntryPage(items=told[:limit], next=time_cursor(*end) if end else None)
 
-    async def run(self, access: Access, run_id: str, node: str = "", offset: int = 0, limit: int = 50) -> RunDetail:
-        """See `Engine`."""
-        return await self._first(RunNotFound, "run", access, run_id=run_id, node=node, offset=offset, limit=limit)
-
     # What happens
 
     async def server_events(self, access: Access, after: str = "") -> AsyncGenerator[ServerEvent]:
@@ -267,19 +297,19 @@ class ManyEngine(CalledEngine):
 
     async def follow(self, access: Access, session_id: str, after: str = "") -> AsyncGenerator[Followed]:
         """See `Engine`. Ends when the session's server goes; a reader that comes back finds the next one."""
-        missing: BelljarError | None = None
-        for engine in (await self._places()).values():
-            try:
-                async for item in engine.follow(access, session_id, after):
-                    after = item.id or after
-                    yield item
-            except SessionNotFound as error:
-                missing = error
-            except ServerGone:
-                missing = missing or _nobody()
-            else:
-                return
-        raise missing or _nobody()
+        named, errors = {"session_id": session_id}, list[BelljarError]()
+        async with aclosing(self._holders(access, named)) as engines:
+            async for engine in engines:
+                try:
+                    async for item in engine.follow(access, session_id, after):
+                        after = item.id or after
+                        yield item
+                except (SessionNotFound, ServerGone) as error:
+                    self._forget(named, error)
+                    errors.append(error)
+                else:
+                    return
+        raise _what_says_most(errors)
 
     # Acting
 
@@ -300,7 +330,10 @@ class ManyEngine(CalledEngine):
         """See `Engine`. Forks stay with the server of their session, and keys with the first; the rest is shared."""
         options: dict[str, Any] = {"environment": environment, "timeout_s": timeout_s, "keeps": keeps}
         options |= {"reseed": reseed, "retries_lost": retries_lost}
-        places = [] if session_id or any(piece.key for piece in pieces) else [*(await self._places()).values()]
+        # Those that answer get pieces: whoever is frozen would keep theirs.
+        stays = bool(session_id) or any(piece.key for piece in pieces)
+        answering = dict([] if stays else await self._all("usage", access))
+        places = [engine for name, engine in (await self._places()).items() if name in answering]
         if min(len(places), len(pieces), at_once) < 2:
             told = self._stream(
                 "map", access, pieces=pieces, session_id=session_id, at_once=at_once, in_order=in_order, **options
@@ -322,14 +355,16 @@ class ManyEngine(CalledEngine):
         said: str = "",
     ) -> InboxQuestion:
         """See `Engine`."""
-        # A server that has not put the question knows of it from the journal, and says that another one waits for it.
-        absence = (QuestionNotFound, QuestionClosed)
-        given = {"action": action, "values": values, "edited": edited, "said": said}
-        return await self._first(absence, "answer", access, question_id=question_id, **given)
-
-    async def steer_run(self, access: Access, run_id: str, act: RunActs) -> None:
-        """See `Engine`."""
-        await self._first(RunNotFound, "steer_run", access, run_id=run_id, act=act)
+        # All are asked, because only the one that has put the question takes the answer: the others do not know it, or
+        # say, from the journal, that another one waits for it.
+        answers, errors = await _side_by_side(
+            await self._places(),
+            lambda engine: engine.answer(access, question_id, action, values, edited=edited, said=said),
+            takes_all=False,
+        )
+        for question in answers.values():
+            return question
+        raise _what_says_most(errors)
 
     async def note_presence(self, access: Access) -> None:
         """See `Engine`."""
@@ -383,6 +418,52 @@ async def _shared(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _named(arguments: Mapping[str, Any]) -> str:
+    return next((arguments[name] for name in ("session_id", "execution_id", "run_id") if arguments.get(name)), "")
+
+
+async def _side_by_side(
+    places: Mapping[str, Engine], ask: Callable[[Engine], Awaitable[_T]], *, takes_all: bool
+) -> tuple[dict[str, _T], list[BaseException]]:
+    """Ask servers all at once; return their answers by their names, in order, and what the others raised.
+
+    Unless it `takes_all` answers, it ends with the first in order. Who is much later than another counts as silent.
+    """
+    asked = {name: asyncio.ensure_future(ask(engine)) for name, engine in places.items()}
+    pending, now, end = {*asked.values()}, asyncio.get_running_loop().time, float("inf")
+    try:
+        while pending and (end == float("inf") or now() < end):
+            left = None if end == float("inf") else end - now()
+            done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                is_first = not takes_all and task.exception() is None
+                if not isinstance(task.exception(), ServerGone):
+                    end = min(end, now() + (_ORDER_S if is_first else _WAIT_S))
+            first = next((one for one in asked.values() if one in pending or one.exception() is None), None)
+            if not takes_all and first is not None and first not in pending:
+                break
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    ended = {name: task for name, task in asked.items() if task not in pending}
+    errors = [error for task in ended.values() if (error := task.exception()) is not None]
+    if pending:
+        fact = f"{len(pending)} of {len(asked)} servers did not answer in time"
+        errors.append(ServerSilent(fact, hint="They may have what was asked for: try again in a few seconds"))
+    return {name: task.result() for name, task in ended.items() if task.exception() is None}, errors
+
+
+def _what_says_most(errors: Iterable[BaseException]) -> BaseException:
+    """Return what to tell who gets no answer: that a server may have what is meant, before that others have not."""
+
+    def rank(error: BaseException) -> int:
+        return max((number for number, kind in enumerate(_TELLING) if isinstance(error, kind)), default=len(_TELLING))
+
+    found = max(errors, key=rank, default=None)
+    return found if found is not None and rank(found) else _nobody()
 
 
 def _nobody() -> EngineError:
