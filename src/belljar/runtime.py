@@ -300,7 +300,10 @@ async def _kept_up(registry: Registry, *, fills_pool: bool = True) -> AsyncGener
     loop = asyncio.get_running_loop()
     working = [loop.create_task(_sweep_periodically(registry))]
     if registry.stored is not None:
+        from belljar.sessions.store import keep_sessions_away
+
         working.append(loop.create_task(registry.stored.run()))
+        working.append(loop.create_task(keep_sessions_away(registry.settings.store)))
     try:
         yield registry
     finally:

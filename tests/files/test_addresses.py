@@ -1,8 +1,11 @@
+import asyncio
 from ipaddress import ip_address
 
 import pytest
 
-from belljar.egress.rules import refusal, refusal_of_chosen, reserve_for_fleet
+from belljar.egress.rules import refusal, refusal_of_chosen, reserve_for_fleet, reserve_for_store
+from belljar.sessions.store import keep_sessions_away
+from waiting import until
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "20.60.0.1", "2606:4700::1111", "64:ff9b::808:808"])
@@ -97,3 +100,39 @@ def test_machines_of_a_fleet_are_never_reached_and_services_of_this_one_may_be()
     finally:
         reserve_for_fleet([])
     assert refusal(ip_address("93.184.216.34"), 8100, allow_private=True) == ""
+
+
+def test_a_store_is_never_reached_and_what_else_is_at_its_address_may_be():
+    reserve_for_store([("10.0.0.9", 9000), ("127.0.0.1", 9000)])
+    try:
+        for address in ("10.0.0.9", "127.0.0.1"):
+            assert refusal(ip_address(address), 9000, allow_private=True) == "this server's store"
+            assert refusal_of_chosen(ip_address(address), 9000) == "this server's store"
+            assert refusal(ip_address(address), 443, allow_private=True) == ""
+        assert refusal(ip_address("64:ff9b::a00:9"), 9000, allow_private=True) == "this server's store"
+    finally:
+        reserve_for_store([])
+    assert refusal(ip_address("10.0.0.9"), 9000, allow_private=True) == ""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("url", "variable", "endpoint"),
+    [
+        ("s3://bucket", "AWS_ENDPOINT_URL", "http://localhost:9000"),
+        ("s3://bucket/below", "AWS_ENDPOINT_URL_S3", "https://127.0.0.1:9000"),
+        ("az://container", "AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:9000/account"),
+    ],
+)
+async def test_the_service_that_has_the_store_is_kept_from_sessions(
+    url: str, variable: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reason() -> str:
+        return refusal(ip_address("127.0.0.1"), 9000, allow_private=True)
+
+    monkeypatch.setenv(variable, endpoint)
+    keeping = asyncio.create_task(keep_sessions_away(url))
+    await until(lambda: reason() == "this server's store")
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert reason() == ""

@@ -18,6 +18,7 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _MAX_NAME = 253
 _OF_FLEET = "a machine of this server's fleet"
+_OF_STORE = "this server's store"
 # Below a country's domain these are registries of their own: `*.co.uk` is no narrower than `*.com`.
 _REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "mil", "ne", "net", "or", "org"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
@@ -58,6 +59,8 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _fleet: set[tuple[Address, int]] = set()
 """Where the servers of a fleet answer each other: no session reaches their machines, whatever is allowed."""
+_store: set[tuple[Address, int]] = set()
+"""Where the store of sessions that sleep answers: no session reaches it, whatever is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,17 @@ def _checked_below(host: str, text: str) -> str:
 
 def reserve_for_fleet(addresses: Iterable[tuple[str, int]]) -> None:
     """Keep sessions away from these addresses and ports from now on, and from no others of a fleet."""
-    found = {(ip_address(address), port) for address, port in addresses}
     _fleet.clear()
-    _fleet.update(found)
+    _fleet.update((ip_address(address), port) for address, port in addresses)
+
+
+def reserve_for_store(addresses: Iterable[tuple[str, int]]) -> None:
+    """Keep sessions away from these addresses and ports from now on, and from no others of a store.
+
+    What else answers at such an address is not refused: it may be the one through which everything inside is reached.
+    """
+    _store.clear()
+    _store.update((ip_address(address), port) for address, port in addresses)
 
 
 def refusal(address: Address, port: int = 0, *, allow_private: bool) -> str:
@@ -188,6 +199,8 @@ def refusal(address: Address, port: int = 0, *, allow_private: bool) -> str:
     # On this machine itself there are other services that an operator may allow.
     if (address, port) in _fleet or (not address.is_loopback and any(address == machine for machine, _ in _fleet)):
         return _OF_FLEET
+    if (address, port) in _store:
+        return _OF_STORE
     if _is_in(address, _METADATA):
         return "a metadata service"
     if _is_in(address, _PRIVATE):
@@ -200,8 +213,8 @@ def refusal_of_chosen(address: Address, port: int = 0) -> str:
     """Return the same for a host that the operator named: private addresses are allowed, metadata services not."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         return refusal_of_chosen(IPv4Address(int(address) & 0xFFFFFFFF), port)
-    if (address, port) in _fleet:
-        return _OF_FLEET
+    if (address, port) in _fleet | _store:
+        return _OF_FLEET if (address, port) in _fleet else _OF_STORE
     if _is_in(address, _METADATA):
         return "a metadata service"
     is_unusable = address.is_link_local or address.is_multicast or address.is_unspecified

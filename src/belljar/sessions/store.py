@@ -5,12 +5,14 @@ that share nothing else agree on who goes on with a session. Every method blocks
 bytes, not what they mean.
 """
 
+import asyncio
 import contextlib
 import errno
 import importlib
 import importlib.util
 import os
 import secrets
+import socket
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from belljar.egress.rules import reserve_for_store
 from belljar.errors import EngineError, SettingsError
 from belljar.files.private import make_folder, write_file
 
@@ -28,6 +31,12 @@ _EXTRA_HINT: Final = "pip install 'belljar-mcp[store]'"
 # Plain HTTP only where the operator's own variable names such an endpoint.
 _CLIENT: Final[dict[str, Any]] = {"connect_timeout": "10s", "timeout": "600s", "allow_http": True}
 _RETRIES: Final[dict[str, Any]] = {"max_retries": 3}
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""The variables that name a service of the operator's own, by the scheme of a store."""
+_LOOK_UP_S: Final = 60.0
 
 
 class StoreFailed(EngineError):
@@ -83,6 +92,28 @@ def open_store(url: str) -> Store:
     if importlib.util.find_spec("obstore") is None:
         raise SettingsError(f"store = {url} needs the extra `store`, which is not installed", hint=_EXTRA_HINT)
     return CloudStore(url)
+
+
+async def keep_sessions_away(url: str) -> None:
+    """Refuse sessions the way to the operator's own service that has the store at a URL, until cancelled.
+
+    Not to a cloud's own endpoint, whose address does not tell which bucket is meant.
+    """
+    variables = _ENDPOINTS.get(urlsplit(url).scheme, ())
+    endpoints = [urlsplit(os.environ[name]) for name in variables if os.environ.get(name)]
+    try:
+        while endpoints:
+            found: set[tuple[str, int]] = set()
+            # Those of before stay where one cannot be looked up.
+            with contextlib.suppress(OSError, ValueError):
+                for each in endpoints:
+                    port = each.port or (80 if each.scheme == "http" else 443)
+                    answers = await asyncio.get_running_loop().getaddrinfo(each.hostname, port, type=socket.SOCK_STREAM)
+                    found |= {(str(address[0]), port) for *_, address in answers}
+                reserve_for_store(found)
+            await asyncio.sleep(_LOOK_UP_S)
+    finally:
+        reserve_for_store([])
 
 
 class FolderStore:

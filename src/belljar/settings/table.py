@@ -403,7 +403,12 @@ class Settings(BaseSettings):
         1800, description="A session that nothing used for this long expires; never while something runs."
     )
     sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
-    max_sessions: int = Field(64, ge=1, description="Sessions that may be alive at once.")
+    max_sessions: int = Field(
+        64,
+        ge=1,
+        description="Sessions that may be alive at once; a server of several that is to take none, and only to pass "
+        "requests on, is drained (`belljar fleet drain`).",
+    )
     owner_share: float = Field(
         0.5,
         gt=0,
