@@ -353,6 +353,21 @@ def test_providers_of_packages_are_named_but_not_imported_unless_they_are_config
     assert "false-friend 1.2 brings one of this name; it is ignored" in found["sandbox/gvisor"]["detail"]
 
 
+def test_a_sandbox_of_a_plugin_is_checked_when_it_is_configured(tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "house.py").write_text(
+        "from belljar.hooks import hookimpl\n"
+        "from belljar.sandboxes.process import ProcessProvider\n"
+        "class House(ProcessProvider):\n    name, contract = 'house', 1\n"
+        "@hookimpl\ndef sandbox_providers(settings): return {'house': House}\n"
+    )
+    folders: Any = {"data": "/srv"}
+    settings = Settings(sandbox="plugin:house", plugins_directory=str(plugins), folders=folders)
+    (finding,) = doctor.check_folders(settings)
+    assert (finding.name, finding.status) == ("data", "ok")
+
+
 def test_the_webhook_of_the_inbox_is_connected_to_and_told_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as receiver:
         port = receiver.getsockname()[1]

@@ -42,7 +42,7 @@ from belljar.products import Product, products
 from belljar.provisioning.gpus import SessionGpus
 from belljar.provisioning.host_folders import folder_faults, require_folder_provider
 from belljar.provisioning.starter import KernelStarter
-from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem
+from belljar.runtime import KEEP_ALIVE_HINT, configured_guardrails, keep_alive_problem, open_plugins
 from belljar.sandboxes import ask_checks, providers
 from belljar.sandboxes.base import ForkableProvider, HostCheck, Provider
 from belljar.sandboxes.data_path import is_in_image
@@ -57,7 +57,7 @@ from belljar.settings import Settings, load_command_settings, parse_key, unread_
 from belljar.settings.azure import AZURE
 from belljar.settings.environments import KERNEL_PREFIX
 from belljar.settings.keys import LOCAL_PRINCIPAL
-from belljar.settings.sandboxes import installed_sandboxes
+from belljar.settings.sandboxes import PLUGIN_PREFIX, installed_sandboxes
 from belljar.toolbox.server_config import load_servers
 
 _MEMORY_HINT = "Lower memory_mb, or raise the limit of the service or container"
@@ -202,8 +202,14 @@ def _system_name() -> str:
         return platform.system()
 
 
+def _providers(settings: Settings) -> dict[str, Provider]:
+    """Return the providers by name, a plugin's too if the settings choose it."""
+    is_of_plugin = settings.sandbox.startswith(PLUGIN_PREFIX)
+    return providers(settings, open_plugins(settings) if is_of_plugin else None)
+
+
 def _check_sandboxes(settings: Settings) -> Iterator[HostFinding]:
-    known = providers(settings)
+    known = _providers(settings)
     yield from examine_providers(known, settings.sandbox)
     yield from _check_installed_sandboxes(settings.sandbox)
     yield _check_keep_alive(settings, known[settings.sandbox])
@@ -257,13 +263,13 @@ def _check_limits(settings: Settings) -> Iterator[HostFinding]:
 
 
 def _check_gpus(settings: Settings) -> Iterator[HostFinding]:
-    gpus = SessionGpus(settings, providers(settings)[settings.sandbox], settings.data_directory / "sessions")
+    gpus = SessionGpus(settings, _providers(settings)[settings.sandbox], settings.data_directory / "sessions")
     yield _finding("gpus", "gpus", gpus.check(), is_needed=gpus.is_on)
 
 
 def check_folders(settings: Settings) -> Iterator[HostFinding]:
     """Yield each folder of the host that sessions see, and whose sessions those are."""
-    provider = providers(settings)[settings.sandbox]
+    provider = _providers(settings)[settings.sandbox]
     if not settings.folders:
         return
     require_folder_provider(provider)
@@ -348,7 +354,7 @@ def _check_product(product: Product, settings: Settings) -> Iterator[HostFinding
 
 
 def _check_forks(settings: Settings) -> Iterator[HostFinding]:
-    for check in check_forks(settings, providers(settings)[settings.sandbox]):
+    for check in check_forks(settings, _providers(settings)[settings.sandbox]):
         yield _finding("forks", check.name, check, is_needed=False)
 
 

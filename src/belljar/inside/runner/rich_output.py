@@ -132,7 +132,7 @@ def gather_printers(display_formatter: Any) -> None:
     """Put the dicts that `is_text_alone` looks at side by side in memory. For a zygote, whose heap has no gaps.
 
     A look at an object writes to its page, and each page that a fork writes to is copied. Without this every cell that
-    has a value touches 60 pages for the look.
+    has a value touches 60 pages for the look: with `text_of` it saves 0.16 of 3.6 MB of a kept state.
     """
     others = (display_formatter.ipython_display_formatter, display_formatter.mimebundle_formatter)
     for formatter in (*display_formatter.formatters.values(), *others):
