@@ -354,18 +354,21 @@ def test_providers_of_packages_are_named_but_not_imported_unless_they_are_config
 
 
 def test_a_sandbox_of_a_plugin_is_checked_when_it_is_configured(tmp_path: Path) -> None:
-    plugins = tmp_path / "plugins"
-    plugins.mkdir()
+    plugins, sales = tmp_path / "plugins", tmp_path / "sales"
+    plugins.mkdir(mode=0o755)
+    sales.mkdir(mode=0o755)
     (plugins / "house.py").write_text(
         "from belljar.hooks import hookimpl\n"
         "from belljar.sandboxes.process import ProcessProvider\n"
         "class House(ProcessProvider):\n    name, contract = 'house', 1\n"
         "@hookimpl\ndef sandbox_providers(settings): return {'house': House}\n"
     )
-    folders: Any = {"data": "/srv"}
-    settings = Settings(sandbox="plugin:house", plugins_directory=str(plugins), folders=folders)
+    folders: Any = {"sales": str(sales)}
+    settings = Settings(
+        sandbox="plugin:house", plugins_directory=str(plugins), folders=folders, data_directory=tmp_path / "own"
+    )
     (finding,) = doctor.check_folders(settings)
-    assert (finding.name, finding.status) == ("data", "ok")
+    assert (finding.name, finding.status) == ("sales", "ok")
 
 
 def test_the_webhook_of_the_inbox_is_connected_to_and_told_nothing(tmp_path: Path) -> None:
