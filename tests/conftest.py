@@ -205,6 +205,7 @@ LONG_TESTS = frozenset(
         "test_fewer_workers_than_before_lose_no_session",
         "test_health_answers_beside_400_half_open_connections",
         "test_httpx_works_untouched",
+        "test_letters_of_two_that_have_sessions_stay_and_both_say_what_to_do",
         "test_machines_come_and_go_with_demand_and_none_goes_before_it_is_drained",
         "test_machines_with_another_key_or_other_settings_serve_alone_and_say_so",
         "test_on_a_bad_line_no_cell_runs_twice_and_none_is_told_wrongly",

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import re
+import sqlite3
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,62 @@ async def test_a_machine_that_is_otherwise_is_listed_with_its_reason_and_gets_no
     if "version" in changed or "digest" in changed:
         with pytest.raises(Busy, match="nothing is passed on"):
             await peers.awaited(peers.id_of_tag("xyz"))
+
+
+async def test_letters_that_two_have_drawn_are_drawn_anew_by_who_has_no_sessions(
+    default_environment: Environment, tmp_path: Path
+):
+    with hosts_of_one_tag(default_environment, tmp_path) as hosts:
+        hosts.start(1)
+        async with hosts.client(1) as caller:
+            held = await hosts.session_of(caller, 1)
+            await caller.execute("kept = 42", held)
+            hosts.start(2)
+            await in_thread(hosts.see_each_other, 1, 2)
+            async with hosts.client(2) as other:
+                assert (await other.execute("kept", held)).result == "42"
+                fresh = await hosts.session_of(other, 2)
+            assert fresh[:3] != held[:3] == "faa"
+            assert (await caller.execute("1 + 2", fresh)).result == "3"
+
+
+async def test_letters_of_two_that_have_sessions_stay_and_both_say_what_to_do(
+    default_environment: Environment, tmp_path: Path
+):
+    with hosts_of_one_tag(default_environment, tmp_path) as hosts:
+        hosts.ports.update({1: free_port(), 2: free_port()})
+        for number in (1, 2):
+            hosts.write_list(hosts.inner_url(number))  # they do not know each other yet
+            hosts.start(number)
+            async with hosts.client(number) as caller:
+                await hosts.session_of(caller, number)
+        hosts.write_list()
+
+        def said() -> list[str]:
+            rows = [row for number in (1, 2) for row in hosts.status(number)[1:]]
+            return [row["why"] for row in rows if row["state"] == "refused" and "faa" in row["why"]]
+
+        assert (
+            await in_thread(lambda: until_blocking(lambda: len(found := said()) == 2 and found))
+            == [
+                "its ids begin with faa as this server's do, and not one of both is without sessions: give one a new "
+                "data_directory, and bring there what sleeps in the old one with belljar sessions import"
+            ]
+            * 2
+        )
+
+
+@contextmanager
+def hosts_of_one_tag(environment: Environment, folder: Path) -> Generator[Hosts]:
+    hosts = Hosts(environment, folder)
+    try:
+        for number in (1, 2):
+            hosts.data_directory(number).mkdir(mode=0o711)
+            with closing(sqlite3.connect(hosts.data_directory(number) / "journal.sqlite")) as journal:
+                journal.execute("PRAGMA application_id = 6")
+        yield hosts
+    finally:
+        hosts.close()
 
 
 @pytest.mark.parametrize(

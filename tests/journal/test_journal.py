@@ -390,3 +390,20 @@ async def test_a_file_that_is_no_journal_is_refused_in_words_and_left_alone(path
 def test_a_time_that_no_calendar_has_is_written_as_the_nearest_that_it_has() -> None:
     assert iso_ms(-70e9) == "0001-01-01T00:00:00.000Z"
     assert iso_ms(1e15) == "9999-12-31T23:59:59.000Z"
+
+
+async def test_other_letters_are_drawn_only_where_no_id_begins_with_the_old_ones(journal: Journal, path: Path) -> None:
+    before = journal.tag
+    drawn = {journal.draw_tag() for _ in range(5)}
+    assert len(drawn) > 1
+    assert journal.tag != before
+    assert journal.new_id().startswith(journal.tag)
+    with locked(path):
+        assert journal.draw_tag() == ""
+    submit(journal, journal.new_id())
+    kept = journal.tag
+    assert journal.draw_tag() == ""
+    assert journal.tag == kept
+    journal.flush()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM executions").fetchone() == (1,)

@@ -209,11 +209,11 @@ async def open_inner_app(runtime: Runtime, path: Path, app: InnerApp) -> AsyncGe
 class AssertedApp:
     """The app at the internal address: what an assertion says passes through, and nothing else."""
 
-    def __init__(self, app: InnerApp, api: ASGIApp, key: FleetKey, tag: str) -> None:
+    def __init__(self, app: InnerApp, api: ASGIApp, key: FleetKey, peers: Peers) -> None:
         self._app = app
         self._api = api
         self._key = key
-        self._tag = tag
+        self._peers = peers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of another machine's server, or refuse it without a word."""
@@ -222,7 +222,7 @@ class AssertedApp:
         method, target, is_about = scope["method"].encode(), target_of(scope), scope["path"] == "/fleet/about"
         try:
             # Who asks for the first time does not know the tag yet.
-            assertion = self._key.check("" if is_about else self._tag, method, target, scope["headers"])
+            assertion = self._key.check("" if is_about else self._peers.own.tag, method, target, scope["headers"])
         except ClocksApart as error:
             await self._tell_apart(error, scope, receive, send)
             return
@@ -250,13 +250,13 @@ class AssertedApp:
 
 @asynccontextmanager
 async def open_asserted_app(
-    runtime: Runtime, listener: socket.socket, app: InnerApp, key: FleetKey, tls: ssl.SSLContext | None
+    runtime: Runtime, listener: socket.socket, app: InnerApp, key: FleetKey, peers: Peers, tls: ssl.SSLContext | None
 ) -> AsyncGenerator[None]:
     """Answer the servers of other machines on this listener, until the block ends."""
     opened: list[AttachmentApi] = []
 
     def make() -> ASGIApp:
-        return AssertedApp(app, speaker_api(runtime, opened), key, runtime.sessions.journal.tag)
+        return AssertedApp(app, speaker_api(runtime, opened), key, peers)
 
     loop = asyncio.get_running_loop()
     try:

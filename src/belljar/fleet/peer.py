@@ -27,6 +27,7 @@ _ABOUT_BYTES: Final = 64 * 1024
 _STRANGER: Final = "another service answers there, or a server with another fleet_key"
 _SELF: Final = "this server"
 _DIFFERS: Final = "it differs in "
+_SAME_TAG: Final = "its ids begin with "
 State = Literal["starting", "ready", "draining", "away", "lost", "left", "refused"]
 
 
@@ -105,6 +106,11 @@ class Peer:
         return self.refusal == _SELF
 
     @property
+    def has_own_tag(self) -> bool:
+        """Whether the only fault of it is that it has drawn the same letters as this server."""
+        return self.refusal.startswith(_SAME_TAG)
+
+    @property
     def is_silent(self) -> bool:
         """Whether it has been silent for so long that nobody should wait for it."""
         return self.silent_s > SILENT_S
@@ -174,7 +180,10 @@ class Peer:
             if not self.refusal.startswith(_DIFFERS):  # asked once
                 self.refusal = _DIFFERS + difference(own.digests, await self.ask("/fleet/settings") or b"")
         elif about.tag == own.tag:
-            self.refusal = f"its ids begin with {about.tag} as this server's do: one of both needs a new data_directory"
+            self.refusal = (
+                f"{_SAME_TAG}{about.tag} as this server's do, and not one of both is without sessions: give one a new "
+                "data_directory, and bring there what sleeps in the old one with belljar sessions import"
+            )
         else:
             self.refusal = ""
 

@@ -11,8 +11,9 @@ import random
 import ssl
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, TypeVar
@@ -62,8 +63,11 @@ class Peers:
         addresses: Addresses | None = None,
         key: FleetKey | None = None,
         tls: ssl.SSLContext | None = None,
+        draw_tag: Callable[[], str] = str,
     ) -> None:
         self.own = own
+        self._draw_tag = draw_tag
+        """Draws other letters for the ids of this server, and returns them; none where it has sessions."""
         self.ready: dict[str, Peer] = {}
         """Those that answer and may be asked, by their ids."""
         self.hosts: dict[str, Peer] = {}
@@ -138,7 +142,12 @@ class Peers:
 
     async def _look_at(self, peer: Peer) -> None:
         await peer.look()
+        had_own_tag = peer.has_own_tag
         await peer.judge(self.own)
+        if peer.has_own_tag and not had_own_tag and (tag := self._draw_tag()):
+            log.info("ids of this server begin with %s from now on: those of %s begin as its own did", tag, peer.place)
+            self.own = replace(self.own, tag=tag)
+            await peer.judge(self.own)
         if peer.about is not None and not (peer.misses or peer.refusal) and self.own.tag in peer.about.silent:
             self._doubted_at = time.monotonic()
         self._sort()

@@ -105,7 +105,7 @@ class Fleet:
             digests = settings_digests(settings, self._key)
             own = replace(own, version=own_version(), digests=digests, digest=whole_digest(digests, self._key))
             verifying = ssl.create_default_context()
-            self.peers = Peers(own, Addresses(settings), self._key, verifying)
+            self.peers = Peers(own, Addresses(settings), self._key, verifying, self._draw_tag)
         else:
             self.peers = Peers(own)
         self.losses = Losses(self.peers, runtime.sessions, settings.drain_s)
@@ -115,6 +115,10 @@ class Fleet:
         self._apps: dict[str, ASGIApp] = {}
         self._listener: socket.socket | None = None
         self._socket = data_directory / "runs" / runtime.name / FLEET_SOCKET
+
+    def _draw_tag(self) -> str:
+        sessions = self.runtime.sessions
+        return "" if sessions.all() else sessions.journal.draw_tag()
 
     def wrap(self, path: str, app: ASGIApp, manager: SessionManager | None = None) -> ASGIApp:
         """Return an app with a router before it, and let the other servers reach both at this path."""
@@ -150,7 +154,7 @@ class Fleet:
             app = InnerApp(self.runtime, self.peers, self._apps, ports)
             await stack.enter_async_context(open_inner_app(self.runtime, self._socket, app))
             if self._key is not None and self._listener is not None:
-                inner = open_asserted_app(self.runtime, self._listener, app, self._key, self._tls)
+                inner = open_asserted_app(self.runtime, self._listener, app, self._key, self.peers, self._tls)
                 await stack.enter_async_context(inner)
             await stack.enter_async_context(self.peers.watching())
             if self._key is not None:

@@ -138,6 +138,17 @@ class Journal(JournalWriter):
         """Return an id for what is recorded here."""
         return new_id(self.tag)
 
+    def draw_tag(self) -> str:
+        """Draw another tag, and return it; empty where something may be recorded whose id begins with this one."""
+        self.flush()
+        before = self.tag
+        if not self.is_failing:
+            try:
+                self.tag = _tag(self._connection, draws_anew=True)
+            except sqlite3.Error:
+                self._connection.rollback()
+        return self.tag if self.tag != before else ""
+
     def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query."""
         self.commit()
@@ -413,16 +424,20 @@ def _open_file(path: Path) -> Journal:
     return Journal(path, connection, tag)
 
 
-def _tag(connection: sqlite3.Connection) -> str:
-    """Return the tag of a file, drawn when it is first opened.
+def _tag(connection: sqlite3.Connection, *, draws_anew: bool = False) -> str:
+    """Return the tag of a file, drawn when it is first opened, and anew on demand as long as nothing is recorded.
 
     It is kept as the file's `application_id`, a number that SQLite leaves to applications: so it needs no table of its
     own, and earlier versions of belljar open the file as before.
     """
     connection.execute("BEGIN IMMEDIATE")  # two servers may open it at once
-    (number,) = connection.execute("PRAGMA application_id").fetchone()
-    if not number:
-        number = 1 + secrets.randbelow(_TAGS)
-        connection.execute(f"PRAGMA application_id = {number}")
-    connection.execute("COMMIT")
+    try:
+        (number,) = connection.execute("PRAGMA application_id").fetchone()
+        tables = ("sessions", "executions", "runs") if draws_anew else ()
+        is_empty = not any(connection.execute(f"SELECT 1 FROM {each} LIMIT 1").fetchone() for each in tables)  # noqa: S608
+        if not number or (draws_anew and is_empty):
+            number = 1 + secrets.randbelow(_TAGS)
+            connection.execute(f"PRAGMA application_id = {number}")
+    finally:
+        connection.execute("COMMIT")
     return _letters(number - 1, TAG_LETTERS)
