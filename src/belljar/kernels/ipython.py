@@ -8,7 +8,6 @@ earlier server started. The messages are `protocol.py`'s, the connection is `wir
 import asyncio
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,7 +52,7 @@ from belljar.kernels.launch import (
 )
 from belljar.kernels.protocol import check_question, event_of, plain_text
 from belljar.kernels.variables import TablePage, TablePart, VariableListing
-from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire
+from belljar.kernels.wire import GONE, Answer, RunnerRequests, Wire, resumed_messages
 from belljar.outputs.events import CommMessage, Event, Finished, InputRequest, MimeBundle, Stream
 from belljar.sandboxes.base import ForkedSandbox, Incident, NamespaceEntry, Sandbox, SandboxProcess
 from belljar.sandboxes.child import open_pidfd
@@ -596,44 +595,3 @@ async def await_fork(
     await await_ready(wire, sandbox, forked, FORK_TIMEOUT_S)
     await wire.send(change.message())
     return IPythonKernel(wire, sandbox, forked, environment)
-
-
-async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | protocol.Message]:
-    """Yield what a runner of an earlier server sends until it is between two cells.
-
-    The runner is asked for its state. It answers at once when it waits, for the host or for the next cell, and after
-    its cell when it is busy. The wire has skipped by then what the killed server read or wrote only in part. The last
-    message is the end of the last cell, which may have been yielded before.
-    """
-    nonce = secrets.token_hex(8)
-    has_acknowledged = has_asked = is_attended = False
-    await wire.send({"op": "attend", "id": nonce})
-    while True:
-        for item in await wire.receive():
-            if not isinstance(item, protocol.ResumedMessage):
-                yield item
-                if isinstance(item, Stream):
-                    continue
-                has_acknowledged = has_acknowledged or item.ack
-                has_asked = has_asked or isinstance(item, protocol.InputMessage)
-                if is_attended and isinstance(item, protocol.DoneMessage):
-                    return
-            elif item.id == nonce:
-                is_attended = True
-                # If nothing was acknowledged just now, the earlier server read the message but never acknowledged it.
-                if item.awaits == "ack" and not has_acknowledged:
-                    await wire.send({"op": "ack"})
-                # A question that came just now is the one that the runner waits with; asked twice, it would be answered
-                # twice, and the second answer would be that to the cell's next question.
-                elif item.awaits == "input" and not has_asked:
-                    yield protocol.InputMessage(
-                        type="input",
-                        id=request,
-                        prompt=item.prompt,
-                        is_password=item.is_password,
-                        form=item.form,
-                    )
-                elif not item.awaits:
-                    if item.last is not None:
-                        yield item.last
-                    return

@@ -2,8 +2,8 @@
 
 Whatever arrives was written by code that may be hostile: a frame has a size limit, its JSON is checked against
 `protocol.py` before anyone sees it, and a peer that breaks the format is cut off. The runner's side of the format is
-`inside/runner/channel.py`. `RunnerRequests` numbers requests and waits for their answers. Nothing here knows of
-processes, or of what the requests are about.
+`inside/runner/channel.py`. `RunnerRequests` numbers requests and waits for their answers, and `resumed_messages` goes
+on with a runner of an earlier server. Nothing here knows of processes, or of what the requests are about.
 """
 
 import asyncio
@@ -16,11 +16,19 @@ import secrets
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from belljar.errors import KernelDied
-from belljar.kernels.protocol import Message, RunnerMessage, TurnChecker, read_message
+from belljar.kernels.protocol import (
+    DoneMessage,
+    InputMessage,
+    Message,
+    ResumedMessage,
+    RunnerMessage,
+    TurnChecker,
+    read_message,
+)
 from belljar.outputs.events import Stream
 
 MAX_FRAME_BYTES = 32 * 1024 * 1024
@@ -418,3 +426,44 @@ class RunnerRequests:
         """Return the output that was kept for the cell that begins now."""
         early, self._early, self._early_bytes = self._early, [], 0
         return early
+
+
+async def resumed_messages(wire: Wire, request: int) -> AsyncIterator[Stream | Message]:
+    """Yield what a runner of an earlier server sends until it is between two cells.
+
+    The runner is asked for its state. It answers at once when it waits, for the host or for the next cell, and after
+    its cell when it is busy. The wire has skipped by then what the killed server read or wrote only in part. The last
+    message is the end of the last cell, which may have been yielded before.
+    """
+    nonce = secrets.token_hex(8)
+    has_acknowledged = has_asked = is_attended = False
+    await wire.send({"op": "attend", "id": nonce})
+    while True:
+        for item in await wire.receive():
+            if not isinstance(item, ResumedMessage):
+                yield item
+                if isinstance(item, Stream):
+                    continue
+                has_acknowledged = has_acknowledged or item.ack
+                has_asked = has_asked or isinstance(item, InputMessage)
+                if is_attended and isinstance(item, DoneMessage):
+                    return
+            elif item.id == nonce:
+                is_attended = True
+                # If nothing was acknowledged just now, the earlier server read the message but never acknowledged it.
+                if item.awaits == "ack" and not has_acknowledged:
+                    await wire.send({"op": "ack"})
+                # A question that came just now is the one that the runner waits with; asked twice, it would be answered
+                # twice, and the second answer would be that to the cell's next question.
+                elif item.awaits == "input" and not has_asked:
+                    yield InputMessage(
+                        type="input",
+                        id=request,
+                        prompt=item.prompt,
+                        is_password=item.is_password,
+                        form=item.form,
+                    )
+                elif not item.awaits:
+                    if item.last is not None:
+                        yield item.last
+                    return

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic.fields import FieldInfo
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from belljar.errors import SettingsError
 from belljar.settings.azure import VARIABLES as AZURE_VARIABLES
@@ -291,3 +297,23 @@ def parse_env_file(file: Path, content: bytes) -> dict[str, str]:
         if binding.key and binding.value is not None:
             values[binding.key] = binding.value
     return values
+
+
+class LayeredSettings(BaseSettings):
+    """Settings whose values are those of flags, and below them of the layers."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources of values: flags, then the layers below them. Called by pydantic-settings."""
+        return (init_settings, *(InitSettingsSource(cls, layer.values) for layer in layers(cls)))

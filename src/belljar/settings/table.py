@@ -7,54 +7,20 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from belljar.settings import kinds
 from belljar.settings.azure import DEFAULT_SCOPE, checked_endpoint, checked_part, checked_region
 from belljar.settings.environments import EnvironmentEntry, checked_names
 from belljar.settings.keys import LOCAL_PRINCIPAL, checked_key, parse_key
-from belljar.settings.kinds import (
-    Count,
-    Directory,
-    FolderSetting,
-    Gpus,
-    Seconds,
-    Share,
-    Workers,
-    absolute_file,
-    checked_address,
-    checked_channel,
-    checked_fleet_key,
-    checked_folders,
-    checked_image,
-    checked_module,
-    checked_peers,
-    checked_rule,
-    checked_store,
-    checked_store_key,
-    checked_webhook,
-    checked_webhook_secret,
-    level_name,
-    limit,
-    public_address,
-    unmixed,
-    user_data,
-    user_downloads,
-    with_checkpoints,
-    within_sessions,
-)
 from belljar.settings.sandboxes import OWN, checked_sandbox
-from belljar.settings.sources import ENV_FILE, PREFIX, layers
+from belljar.settings.sources import ENV_FILE, LayeredSettings
 
 MEBIBYTE = 1024 * 1024
 """The bytes of one unit of a setting or a limit whose name ends in `_mb`."""
 
 
-class Settings(BaseSettings):
+class Settings(LayeredSettings):
     """All settings. `Settings(**flags)` reads every source; prefer `load_settings`, whose errors name the source."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
-    )
 
     sandbox: Annotated[str, AfterValidator(checked_sandbox)] = Field(
         "namespace",
@@ -69,7 +35,7 @@ class Settings(BaseSettings):
     container_engine: Literal["auto", "podman", "docker"] = Field(
         "auto", description="What makes the containers of the `container` sandbox: `auto` takes the first that answers."
     )
-    container_image: Annotated[str, AfterValidator(checked_image)] = Field(
+    container_image: Annotated[str, AfterValidator(kinds.checked_image)] = Field(
         "belljar:latest",
         description="The image of those containers, a Linux with glibc; it has to be there, nothing is ever pulled.",
         json_schema_extra={"allowed": "the name of an image"},
@@ -87,7 +53,7 @@ class Settings(BaseSettings):
         "for one of conda that belljar makes, its `file`; `gpus` for its own choice of GPUs.",
         json_schema_extra={"allowed": "tables, as in `[environments.NAME]`; in the variable, JSON"},
     )
-    conda_channels: list[Annotated[str, AfterValidator(checked_channel)]] = Field(
+    conda_channels: list[Annotated[str, AfterValidator(kinds.checked_channel)]] = Field(
         [],
         description="Conda's channels for packages of sessions in environments of conda, names (looked for below "
         "`CONDA_CHANNEL_ALIAS`), URLs or folders; without any, those that an environment's own packages came from.",
@@ -99,9 +65,7 @@ class Settings(BaseSettings):
         "the address of another belljar that serves the `foundry` surface.",
         json_schema_extra={"allowed": "an https: URL, an http: URL on this machine, or empty text"},
     )
-    azure_scope: str = Field(
-        DEFAULT_SCOPE, description="The scope of the tokens that are sent to it, by `azure-identity`."
-    )
+    azure_scope: str = Field(DEFAULT_SCOPE, description="The scope of the tokens sent to it, by `azure-identity`.")
     azure_key: SecretStr = Field(
         SecretStr(""),
         description="A key that is sent to it instead of a token, for an endpoint that takes keys: another belljar's; "
@@ -121,17 +85,17 @@ class Settings(BaseSettings):
     azure_region: Annotated[str, AfterValidator(checked_region)] = Field(
         "", description="The pool's region, such as `westus2`; `AZURE_REGION` works too."
     )
-    data_directory: Directory = Field(
-        default_factory=user_data,
+    data_directory: kinds.Directory = Field(
+        default_factory=kinds.user_data,
         description="Where sessions, their files and managed environments are kept.",
         json_schema_extra={"default": "`belljar` in the user's data folder (Linux: `~/.local/share/belljar`)"},
     )
-    download_directory: Directory = Field(
-        default_factory=user_downloads,
+    download_directory: kinds.Directory = Field(
+        default_factory=kinds.user_downloads,
         description="Where `download_file` saves what it is asked to save; `AZURE_DOWNLOAD_DIRECTORY` works too.",
         json_schema_extra={"default": "`belljar` in the user's downloads folder (`~/Downloads/belljar`)"},
     )
-    folders: Annotated[dict[str, FolderSetting], AfterValidator(checked_folders)] = Field(
+    folders: Annotated[dict[str, kinds.FolderSetting], AfterValidator(kinds.checked_folders)] = Field(
         {},
         description="Folders of this machine that sessions see at `/mnt/NAME`: a path, which is read-only, or a table "
         "with `path`, `writable` and `owners` (the names of the keys whose sessions see it; without it, all do).",
@@ -145,7 +109,7 @@ class Settings(BaseSettings):
         description="Whether sessions have a folder `workspace/` whose files their owner finds in every later session: "
         "`auto` means where tools of other servers or workflows are configured, or `workspace_directory` is set.",
     )
-    workspace_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    workspace_directory: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="Where those files are kept, a folder for each owner; `WORKSPACE_DIR` works too.",
         json_schema_extra={"default": "`workspaces` in the data directory", "allowed": "the path of a folder"},
@@ -154,7 +118,7 @@ class Settings(BaseSettings):
         512, ge=1, description="What one owner may keep in `workspace/`; what goes beyond it stays in its session."
     )
     surfaces: Annotated[
-        list[Literal["interpreter", "toolbox", "executor", "azure-mcp", "foundry"]], AfterValidator(unmixed)
+        list[Literal["interpreter", "toolbox", "executor", "azure-mcp", "foundry"]], AfterValidator(kinds.unmixed)
     ] = Field(
         ["interpreter"],
         min_length=1,
@@ -170,7 +134,7 @@ class Settings(BaseSettings):
         ".env`), one that you name here at once.",
         json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
-    mcp_config: Annotated[str, AfterValidator(absolute_file)] = Field(
+    mcp_config: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="The file that lists the MCP servers of the toolbox: `mcpServers` as Claude Desktop and Cursor "
         "have it, or VS Code's `servers`.",
@@ -182,13 +146,13 @@ class Settings(BaseSettings):
         "or with `url`.",
         json_schema_extra={"allowed": "tables like [mcp_servers.NAME]"},
     )
-    servers_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    servers_directory: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="The folder in which `trees` is made, and nothing else touched, for the Python files of their "
         "tools while the server runs; `SERVERS_DIR` works too.",
         json_schema_extra={"default": "`toolbox` in the data directory", "allowed": "the path of a folder"},
     )
-    skills_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    skills_directory: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="A folder of skills, folders of the Agent Skills format or Python files, that every session can "
         "read under `skills/` and import as `skills`, and cannot change; `SKILLS_DIR` works too.",
@@ -205,7 +169,7 @@ class Settings(BaseSettings):
         "than the one that saved it see it.",
     )
     skills_mb: int = Field(256, ge=1, description="What one owner's saved skills may take, all kept versions included.")
-    plugins_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    plugins_directory: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="A folder of plugins, one Python file each, that run in the server with all its rights; plugins of "
         "installed packages are found by themselves.",
@@ -216,26 +180,26 @@ class Settings(BaseSettings):
         description="Whether clients see the tools `run_workflow` and `list_workflows`: `auto` means where "
         "`workflows_directory` is set.",
     )
-    workflows_directory: Annotated[str, AfterValidator(absolute_file)] = Field(
+    workflows_directory: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="A folder of workflows (`NAME.yaml`, `.yml` or `.json`) that clients and `belljar workflow` can "
         "run by their names.",
         json_schema_extra={"allowed": "the path of a folder, or empty text"},
     )
-    workflow_hold_s: Seconds = Field(
+    workflow_hold_s: kinds.Seconds = Field(
         60,
         description="How long a run of a workflow that waits for a person keeps its session's process; then the "
         "session sleeps on disk, where `hibernate` is on, and is woken by the answer.",
     )
-    upstream_start_s: Seconds = Field(
+    upstream_start_s: kinds.Seconds = Field(
         60, description="How long an MCP server of the toolbox may take to start and to list its tools."
     )
-    upstream_wait_s: Seconds = Field(
+    upstream_wait_s: kinds.Seconds = Field(
         30,
         description="How long a cell waits for an MCP server of the toolbox that it uses and that is still connecting, "
         "before the code is told so; the server goes on connecting.",
     )
-    upstream_silence_s: Seconds = Field(
+    upstream_silence_s: kinds.Seconds = Field(
         300,
         description="A call to an MCP server of the toolbox that says nothing for this long, not even progress, is "
         "given up; the time that a person takes to answer does not count.",
@@ -255,7 +219,7 @@ class Settings(BaseSettings):
         description="How many questions an MCP server of the toolbox may put to a person during one call; with the "
         "next, the call is given up.",
     )
-    policy: Annotated[str, AfterValidator(absolute_file)] = Field(
+    policy: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="The file of guardrails: which tools and code sessions may use, and what callers may see; a "
         "file that is not in order stops the server.",
@@ -269,7 +233,7 @@ class Settings(BaseSettings):
         description="Refuse tools that no rule allows, and code that rules only warn of or cannot see through; "
         "`GUARDRAILS_STRICT_MODE` works too.",
     )
-    secrets_file: Annotated[str, AfterValidator(absolute_file)] = Field(
+    secrets_file: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description='A file with secrets that the policy lets tools have, `NAME = "value"` a line; '
         "`BELLJAR_SECRET_NAME` variables come first.",
@@ -280,32 +244,32 @@ class Settings(BaseSettings):
         description="Code that does not run, beside the policy's: names like `os.system`, or patterns like "
         "`open(_, 'w*')`, which have a comma and so need JSON in a variable; `BLOCKED_PATTERNS` works too.",
     )
-    http: Annotated[str, AfterValidator(checked_address)] = Field(
+    http: Annotated[str, AfterValidator(kinds.checked_address)] = Field(
         "",
         description="Serve streamable HTTP at this `HOST:PORT`; empty means stdio.",
         json_schema_extra={"allowed": "HOST:PORT, or empty text"},
     )
-    workers: Workers = Field(
+    workers: kinds.Workers = Field(
         1,
         description="Servers at that address, each with sessions of its own that every connection reaches; they divide "
         "`max_sessions`, `max_running`, `max_waiting`, `max_connections`, `pool_size` and `gpu_contexts`; `auto` is "
         "one for two processors, at most 32.",
         json_schema_extra={"allowed": 'a whole number from 1 to 64, or "auto"'},
     )
-    fleet_peers: Annotated[str, AfterValidator(checked_peers)] = Field(
+    fleet_peers: Annotated[str, AfterValidator(kinds.checked_peers)] = Field(
         "",
         description="Where the other machines are that share their sessions with this one: a file with the "
         "`fleet_address` of each as a URL a line (and `gone` behind one that is known to be dead), read again when it "
         "changes; or a DNS name with an address for each, and their port.",
         json_schema_extra={"allowed": "file:PATH, dns:NAME:PORT, or empty text"},
     )
-    fleet_address: Annotated[str, AfterValidator(checked_address)] = Field(
+    fleet_address: Annotated[str, AfterValidator(kinds.checked_address)] = Field(
         "",
         description="`HOST:PORT` at which this machine answers those others and nobody else; further workers take the "
         "ports after it; off loopback `tls_certificate` has to be set, or `trust_network`.",
         json_schema_extra={"allowed": "HOST:PORT, or empty text"},
     )
-    fleet_key: Annotated[SecretStr, AfterValidator(checked_fleet_key)] = Field(
+    fleet_key: Annotated[SecretStr, AfterValidator(kinds.checked_fleet_key)] = Field(
         SecretStr(""),
         description="The secret by which they know each other, the same at all: who has it speaks for every caller; a "
         "file may not hold it.",
@@ -322,12 +286,12 @@ class Settings(BaseSettings):
         description="Serve whoever can connect, without credentials and under any host name: only where something in "
         "front lets nobody else through, as in a session pool of Azure.",
     )
-    tls_certificate: Annotated[str, AfterValidator(absolute_file)] = Field(
+    tls_certificate: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="Serve HTTPS with this certificate, a PEM file with the whole chain.",
         json_schema_extra={"allowed": "the path of a file, or empty text"},
     )
-    tls_key: Annotated[str, AfterValidator(absolute_file)] = Field(
+    tls_key: Annotated[str, AfterValidator(kinds.absolute_file)] = Field(
         "",
         description="The private key of that certificate, a PEM file without a password.",
         json_schema_extra={"allowed": "the path of a file, or empty text"},
@@ -345,9 +309,7 @@ class Settings(BaseSettings):
         description="The public client under which people sign in to the console at this issuer (authorisation code "
         "with PKCE); its redirect URI is `/console/oauth/callback` of `oauth_audience`'s host.",
     )
-    allowed_hosts: list[str] = Field(
-        [], description="`Host` headers accepted beside those of the address that is served."
-    )
+    allowed_hosts: list[str] = Field([], description="`Host` headers accepted beside those of the served address.")
     allowed_origins: list[str] = Field([], description="`Origin` headers accepted from browsers.")
     max_connections: int = Field(
         256,
@@ -361,7 +323,7 @@ class Settings(BaseSettings):
         description="Who may read `/metrics` over HTTP: nobody, callers on this machine (with their credentials, where "
         "any are set up), or everyone who can connect.",
     )
-    public_url: Annotated[str, AfterValidator(public_address)] = Field(
+    public_url: Annotated[str, AfterValidator(kinds.public_address)] = Field(
         "",
         description="Where people reach this server, like `https://belljar.example.org`, behind a proxy for instance: "
         "agents tell them this address, its host is allowed, and over HTTPS the console's cookies are for HTTPS only.",
@@ -384,7 +346,7 @@ class Settings(BaseSettings):
         "ask",
         description="Whether a person may let scripts of outputs run in the console, once or for a session.",
     )
-    egress: list[Annotated[str, AfterValidator(checked_rule)]] = Field(
+    egress: list[Annotated[str, AfterValidator(kinds.checked_rule)]] = Field(
         [],
         description="Hosts that the code of sessions may reach: `HOST:PORT`, `*.DOMAIN:PORT`, or `packages` for the "
         "package index that pip and uv are configured for; none by default; `ALLOWED_NETWORKS` works too.",
@@ -399,10 +361,10 @@ class Settings(BaseSettings):
         description="Whether an allowed host may have a private address, for sites whose mirrors do; link-local and "
         "metadata addresses are never reached.",
     )
-    session_idle_s: Seconds = Field(
+    session_idle_s: kinds.Seconds = Field(
         1800, description="A session that nothing used for this long expires; never while something runs."
     )
-    sweep_interval_s: Seconds = Field(30, description="How often expired sessions are looked for.")
+    sweep_interval_s: kinds.Seconds = Field(30, description="How often expired sessions are looked for.")
     max_sessions: int = Field(
         64,
         ge=1,
@@ -428,17 +390,15 @@ class Settings(BaseSettings):
     fork_start: bool = Field(
         True, description="Start sessions as forks of a process that has everything imported, where the sandbox can."
     )
-    preload: list[Annotated[str, AfterValidator(checked_module)]] = Field(
+    preload: list[Annotated[str, AfterValidator(kinds.checked_module)]] = Field(
         ["numpy", "pandas", "matplotlib.pyplot"],
         description="Modules that this process imports before any session needs them; those not installed are skipped.",
         json_schema_extra={"allowed": "a list of module names"},
     )
-    pool_size: Annotated[int, AfterValidator(within_sessions)] = Field(
+    pool_size: Annotated[int, AfterValidator(kinds.within_sessions)] = Field(
         1, ge=0, description="Sessions kept ready before anyone asks for them; with 0, only an empty sandbox is."
     )
-    checkpoints: int = Field(
-        3, ge=0, description="Earlier states of a session that it can be rewound to; 0 keeps none."
-    )
+    checkpoints: int = Field(3, ge=0, description="Earlier states of a session that it can be rewound to; 0 for none.")
     checkpoint_memory_mb: int = Field(
         1_024,
         ge=1,
@@ -447,7 +407,7 @@ class Settings(BaseSettings):
     checkpoint_disk_mb: int = Field(
         1_024, ge=1, description="Disk that the earlier files of one session may take; over it files are not rewound."
     )
-    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(with_checkpoints)] = Field(
+    on_death: Annotated[Literal["fresh", "rewind"], AfterValidator(kinds.with_checkpoints)] = Field(
         "fresh",
         description="What follows when a session's process dies: `fresh` starts an empty one and names what was lost, "
         "`rewind` goes back to the state before the cell that killed it.",
@@ -460,11 +420,11 @@ class Settings(BaseSettings):
         description="Let the processes of sessions outlive the server, killed or stopped, so that the next one on the "
         "same data directory goes on with their variables and running cells; sandbox `namespace` only.",
     )
-    keep_alive_s: Seconds = Field(
+    keep_alive_s: kinds.Seconds = Field(
         600, description="How long they wait for the next server under `keep_alive`; then they are ended."
     )
     keep_days: float = Field(7, gt=0, description="How long a session that sleeps on disk, and its journal, are kept.")
-    store: Annotated[str, AfterValidator(checked_store)] = Field(
+    store: Annotated[str, AfterValidator(kinds.checked_store)] = Field(
         "",
         description="Where sessions are put when they fall asleep, so that another server, on another machine too, can "
         "wake them: a folder (`file:///…`), or a bucket of S3 (`s3://…`), Google Cloud Storage (`gs://…`) or Azure "
@@ -472,28 +432,28 @@ class Settings(BaseSettings):
         "directory only.",
         json_schema_extra={"allowed": "a URL of one of these forms, or empty text"},
     )
-    store_key: Annotated[SecretStr, AfterValidator(checked_store_key)] = Field(
+    store_key: Annotated[SecretStr, AfterValidator(kinds.checked_store_key)] = Field(
         SecretStr(""),
         description="What is put there is encrypted with this, the same for all servers of a store: at least 32 "
         "characters that nobody can guess, like those of `openssl rand -base64 32`; a file may not hold it.",
     )
-    bundle_mb: Annotated[Count, limit(1, 1_048_576)] = Field(
+    bundle_mb: Annotated[kinds.Count, kinds.limit(1, 1_048_576)] = Field(
         1024,
         description="The largest bundle that a session becomes in the store, packed; a larger session sleeps on this "
         "disk only, and unpacked it may have 16 times as much.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    drain_s: Seconds = Field(
+    drain_s: kinds.Seconds = Field(
         60,
         description="How long cells may run on when a server that has a store is told to stop, before its sessions are "
         "put to sleep and into the store.",
     )
-    execution_timeout_s: Seconds = Field(
+    execution_timeout_s: kinds.Seconds = Field(
         600,
         description="A cell that runs longer is interrupted, unless its call says otherwise; `MAX_EXECUTION_TIME` "
         "works too.",
     )
-    interrupt_grace_s: Seconds = Field(
+    interrupt_grace_s: kinds.Seconds = Field(
         5, description="A cell that ignores its interrupt for this long is killed with its process."
     )
     interrupt_on: Literal["cancel", "disconnect", "nothing"] = Field(
@@ -512,40 +472,40 @@ class Settings(BaseSettings):
         description="Where systemd manages control groups, have it move this process into a scope of its own, in which "
         "the limits of sessions can be set; asked for once, with the limits of the service it leaves.",
     )
-    memory_mb: Annotated[Count, limit(64, 1_048_576 * 16)] = Field(
+    memory_mb: Annotated[kinds.Count, kinds.limit(64, 1_048_576 * 16)] = Field(
         2048,
         description="Memory that all processes of a session may use together, swap included; what goes beyond it is "
         "killed, and the result says `out_of_memory`; `MAX_MEMORY_MB` works too.",
         json_schema_extra={"allowed": 'a whole number of megabytes from 64, or "none" for no limit'},
     )
-    cpus: Annotated[Share, limit(0.05, 4096)] = Field(
+    cpus: Annotated[kinds.Share, kinds.limit(0.05, 4096)] = Field(
         None,
         description="Processors that a session may keep busy, fractions allowed; code inside sees that many.",
         json_schema_extra={"allowed": 'a number from 0.05, or "none" for all of them'},
     )
-    max_processes: Annotated[Count, limit(16, 4_194_304)] = Field(
+    max_processes: Annotated[kinds.Count, kinds.limit(16, 4_194_304)] = Field(
         256,
         description="Processes and threads that a session may have at once; three of them are the sandbox's own.",
         json_schema_extra={"allowed": 'a whole number from 16, or "none" for no limit'},
     )
-    disk_mb: Annotated[Count, limit(1, 1_048_576 * 1024)] = Field(
+    disk_mb: Annotated[kinds.Count, kinds.limit(1, 1_048_576 * 1024)] = Field(
         2048,
         description="What a session may keep in its folder, packages included, in 64 files a megabyte or 20,000 if "
         "that is more; a cell that goes beyond it is interrupted, uploads are refused, and no single file becomes "
         "larger.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    temporary_mb: Annotated[Count, limit(1, 1_048_576 * 16)] = Field(
+    temporary_mb: Annotated[kinds.Count, kinds.limit(1, 1_048_576 * 16)] = Field(
         512,
         description="Size of `/tmp`, of the home folder and of `/dev/shm`, each; what is in them counts as memory.",
         json_schema_extra={"allowed": 'a whole number of megabytes, or "none" for no limit'},
     )
-    max_open_files: Annotated[Count, limit(64, 1_073_741_816)] = Field(
+    max_open_files: Annotated[kinds.Count, kinds.limit(64, 1_073_741_816)] = Field(
         1024,
         description="Files and sockets that one process of a session may have open.",
         json_schema_extra={"allowed": 'a whole number from 64, or "none" for no limit of ours'},
     )
-    gpus: Gpus = Field(
+    gpus: kinds.Gpus = Field(
         [],
         description="The GPUs that sessions may have, by index or uuid (`GPU-…`, `MIG-…`); each is shared by the "
         "sessions that are placed on it; an entry of `environments` may have its own `gpus`; sandbox `namespace`.",
@@ -560,25 +520,25 @@ class Settings(BaseSettings):
         ge=0,
         description="How many of them a session gets that does not ask; those with the most room come first.",
     )
-    max_gpus: Annotated[Count, limit(0, 1024)] = Field(
+    max_gpus: Annotated[kinds.Count, kinds.limit(0, 1024)] = Field(
         None,
         description="The most GPUs that one session may ask for, with `new_session(gpus=…)`.",
         json_schema_extra={"allowed": 'a whole number, or "none" for all that `gpus` names'},
     )
-    gpu_contexts: Annotated[int, AfterValidator(within_sessions)] = Field(
+    gpu_contexts: Annotated[int, AfterValidator(kinds.within_sessions)] = Field(
         0,
         ge=0,
         description="Sessions kept ready that hold a context on a GPU already, which saves their first tensor 0.3 s "
         "and takes 0.6 GB of GPU memory each.",
     )
-    start_timeout_s: Seconds = Field(60, description="How long a kernel may take to get ready.")
+    start_timeout_s: kinds.Seconds = Field(60, description="How long a kernel may take to get ready.")
     output_budget_chars: int = Field(
         20_000, ge=200, description="Characters of output in one answer; the rest is kept behind a link."
     )
     output_cap_bytes: int = Field(
         256 * MEBIBYTE, ge=1, description="Output kept of one execution; what comes after it is counted and dropped."
     )
-    journal_mb: Annotated[Count, limit(16, 1_048_576 * 1024)] = Field(
+    journal_mb: Annotated[kinds.Count, kinds.limit(16, 1_048_576 * 1024)] = Field(
         4096,
         description="Disk that the journal may take, with the displays of executions; over it the output of the oldest "
         "finished executions is dropped, which whoever asks for it is told.",
@@ -592,18 +552,18 @@ class Settings(BaseSettings):
         description="Whether a cell whose client cannot ask may ask a person in the console or with `belljar inbox`: "
         "`present` while somebody has one of them open, `always` also while nobody has, `never` only in the client.",
     )
-    ask_timeout_s: Seconds = Field(
+    ask_timeout_s: kinds.Seconds = Field(
         600,
         description="How long a cell may wait for answers of people, all its questions together; its own time stands "
         "still meanwhile.",
     )
-    inbox_webhook: Annotated[SecretStr, AfterValidator(checked_webhook)] = Field(
+    inbox_webhook: Annotated[SecretStr, AfterValidator(kinds.checked_webhook)] = Field(
         SecretStr(""),
         description="A URL that is told of each new question that waits for a person, without code and values; "
         "`egress` has to allow its host.",
         json_schema_extra={"allowed": "an https: URL, an http: URL on this machine, or empty text"},
     )
-    inbox_webhook_secret: Annotated[SecretStr, AfterValidator(checked_webhook_secret)] = Field(
+    inbox_webhook_secret: Annotated[SecretStr, AfterValidator(kinds.checked_webhook_secret)] = Field(
         SecretStr(""),
         description="Signs what is sent there, as Standard Webhooks do; a file may not hold it.",
         json_schema_extra={"allowed": "`whsec_` and what `openssl rand -base64 32` prints, or empty text"},
@@ -631,7 +591,7 @@ class Settings(BaseSettings):
     )
     max_code_bytes: int = Field(MEBIBYTE, ge=1, description="The longest code one call may bring.")
     max_upload_bytes: int = Field(128 * MEBIBYTE, ge=1, description="The largest file one call may bring.")
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(level_name)] = Field(
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(kinds.level_name)] = Field(
         "INFO", description="How much is logged to stderr; `LOG_LEVEL` works too."
     )
     log_format: Literal["text", "json"] = Field(
@@ -656,15 +616,3 @@ class Settings(BaseSettings):
     def has_workflows(self) -> bool:
         """Tell whether clients see the tools of workflows."""
         return self.workflows == "on" or (self.workflows == "auto" and bool(self.workflows_directory))
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values: flags, then the layers below them. Called by pydantic-settings."""
-        return (init_settings, *(InitSettingsSource(cls, layer.values) for layer in layers(cls)))
