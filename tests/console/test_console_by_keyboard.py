@@ -29,7 +29,8 @@ calls = ["os.getpid"]
 """
 # Parts of pages, streams and files, which are no pages.
 NO_PAGES = re.compile(
-    r"/console/(stream|static/.*|oauth/.*|executions/\{execution_id\}/lines|sessions/\{session_id\}/(cells|picture))"
+    r"/console/(stream|static/.*|oauth/.*|executions/\{execution_id\}/(lines|whole)"
+    r"|sessions/\{session_id\}/(archive|cells|picture))"
 )
 VIEWS: list[dict[str, Any]] = [
     {"color_scheme": "light", "viewport": {"width": 1200, "height": 800}},
@@ -101,7 +102,7 @@ def pages(place: Place, ids: dict[str, str]) -> list[str]:
         if "GET" in route.methods and route.path.startswith("/console") and not NO_PAGES.fullmatch(route.path)
     }
     paths = [re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: ids.get(part[1], "x"), pattern) for pattern in sorted(found)]
-    return [*paths, "/console?q=nothing-has-this", "/console?state=gone", "/console/nowhere"]
+    return [*paths, "/console?q=nothing-has-this", "/console?state=gone", "/console/search?q=print", "/console/nowhere"]
 
 
 # What else a page can look like: which elements it takes, and what is done with them.
@@ -222,7 +223,7 @@ async def test_the_whole_story_by_keyboard_alone(place: Place, chromium: Browser
     await expect(page.locator(".question .marked")).to_contain_text("os.getcwd()")
     await tab_to(page, ".question button[value=accept]")
     await keyboard.press("Enter")
-    await expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+    await expect(page.get_by_text("It waits no more")).to_be_visible()
     await keyboard.press("g")
     await keyboard.press("s")
     await page.wait_for_url("**/console")

@@ -136,7 +136,7 @@ async def test_ten_thousand_lines_are_told_by_their_end_and_read_in_pages(place:
     await expect(page.locator(".left-out")).to_be_visible()
     await expect(page.locator(".tail")).to_have_count(0)
     assert len(await page.locator(".outputs").inner_text()) < 25_000
-    await page.get_by_role("link", name="Show all of it").click()
+    await page.get_by_role("link", name="Search in them").click()
     await page.get_by_label("Search").fill("number 7777")
     await page.keyboard.press("Enter")
     await expect(page.locator("#line-7778")).to_have_text("number 7777")

@@ -194,11 +194,11 @@ async def test_files_are_uploaded_looked_at_and_deleted(place: Place, page: Page
     await page.goto(f"{place.url}/console/sessions/{ran.session_id}/files?path=data")
     file = {"name": "n.txt", "mimeType": "text/plain", "buffer": b"<i>seen</i>"}
     await page.get_by_label("File", exact=True).set_input_files(file)  # pyright: ignore[reportArgumentType]
-    await page.get_by_role("button", name="Upload into data").click()
+    await page.get_by_role("button", name="Upload", exact=True).click()
     await page.get_by_role("link", name="n.txt").click()
     await expect(page.locator("pre.whole")).to_have_text("<i>seen</i>")
     await page.get_by_role("link", name="Back to the files").click()
-    await page.get_by_text("Delete…").click()
+    await page.locator(".files-table").get_by_text("More…").click()
     await page.get_by_role("button", name="Delete this file").click()
     await expect(page.get_by_role("heading", name="No files")).to_be_visible()
 
@@ -212,7 +212,7 @@ async def test_the_timeline_rewinds_and_shows_forks(place: Place, page: Page) ->
     await cell.get_by_role("button", name="Fork from before it").click()
     await page.wait_for_url(re.compile("/console/sessions/(?!" + ran.session_id + ")"))
     await page.goto(f"{place.url}/console/sessions/{ran.session_id}/timeline")
-    await expect(cell.get_by_text("Fork from before it:")).to_be_visible()
+    await expect(page.locator(".timeline > .at-fork").get_by_text("fork from before the next cell")).to_be_visible()
     await cell.get_by_text("Rewind…").click()
     await cell.get_by_role("button", name="Rewind to before this cell").click()
     await expect(page.locator(f"#cell-{second.execution_id}.undone")).to_be_visible()

@@ -48,8 +48,9 @@ CREATE VIRTUAL TABLE texts USING fts5(code, output, tokenize = 'unicode61 remove
 """
 # `number` is the time of a cell in microseconds, so that results of several owners and hosts have one order.
 _CELL: Final = (
-    "SELECT rowid, id, session_id, substr(code, 1, ?), submitted_at, result IS NOT NULL "
-    "FROM journal.executions WHERE rowid = ?"
+    "SELECT id, session_id, substr(code, 1, ?), submitted_at, result IS NOT NULL OR NOT EXISTS "
+    "(SELECT 1 FROM journal.sessions s WHERE s.id = e.session_id AND s.state = 'live') "
+    "FROM journal.executions e WHERE rowid = ?"
 )
 # Each session is read on from its own latest cell that is known: those that come back from a store have new places.
 _UNREAD: Final = (
@@ -275,7 +276,7 @@ def _read_cell(connection: sqlite3.Connection, place: int) -> None:
     row = connection.execute(_CELL, (_MOST_CHARS, place)).fetchone()
     if row is None:
         return
-    _, execution_id, session_id, code, submitted_at, has_ended = row
+    execution_id, session_id, code, submitted_at, has_ended = row
     query = "SELECT number FROM cells WHERE execution_id = ?"
     known = connection.execute(query, (execution_id,)).fetchone()
     number = known[0] if known else int(submitted_at * 1_000_000)

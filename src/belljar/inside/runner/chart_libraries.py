@@ -43,8 +43,8 @@ def _altair_forms(chart: Any) -> Any:
     try:
         importlib.import_module("vl_convert")
     except ImportError:
-        forms = chart._repr_mimebundle_()
-        return {**forms, "text/plain": ALTAIR_WORDS} if isinstance(forms, dict) else forms
+        forms: Any = chart._repr_mimebundle_()
+        return {**forms, "text/plain": ALTAIR_WORDS} if hasattr(forms, "keys") else forms
     picture = io.BytesIO()
     chart.save(picture, format="png", scale_factor=2)
     return {"image/png": picture.getvalue(), "text/html": chart.to_html(inline=True)}
