@@ -144,15 +144,18 @@ class Hosts:
     def see_each_other(self, *numbers: int) -> None:
         """Wait until each of these answers each other."""
 
-        def do() -> bool:
-            return all(
-                self.states(one).get(self.url_of(other, one)) == "ready"
-                for one in numbers
-                for other in numbers
-                if one != other
-            )
+        pairs = [(one, other) for one in numbers for other in numbers if one != other]
+        seen: dict[tuple[int, int], str] = {}
 
-        until_blocking(do)
+        def do() -> bool:
+            seen.update((pair, self.states(pair[0]).get(self.url_of(pair[1], pair[0]), "")) for pair in pairs)
+            return {*seen.values()} == {"ready"}
+
+        try:
+            until_blocking(do)
+        except AssertionError as error:
+            error.add_note(f"machines see each other as {seen}")
+            raise
 
     @asynccontextmanager
     async def client(self, number: int, era: str = "auto", name: str = "", **options: Any) -> AsyncGenerator[Caller]:

@@ -72,3 +72,30 @@ async def test_a_machine_that_others_do_not_hear_asks_the_store_before_it_answer
         await until_lost(one, session_id)
         assert (await one.execute("kept", session_id)).result == "'old'"
         assert (await two.execute("kept", session_id)).result == "'old'"
+
+
+async def test_a_machine_that_hears_nobody_and_has_no_store_stops_its_cells_and_ends_what_goes_on_elsewhere(
+    hosts: Hosts,
+):
+    hosts.link(1, 2)
+    for number in (1, 2):
+        await in_thread(hosts.start, number)
+    session_id = await asleep_in_the_store(hosts, 2, "old")
+    async with hosts.client(1, name="ada") as one, hosts.client(2, name="ada") as two:
+        endless = "import time\nwhile True: time.sleep(0.1)"
+        running = await two.execute(endless, session_id, wait_s=0)
+        new = await two.execute(endless, wait_s=0)  # nobody else can have this one
+        for link in hosts.links.values():
+            link.cut(is_dark=True)
+        store, away = hosts.folder / "store", hosts.folder / "away"
+        store.rename(away)
+        stopped = await two.get(running.execution_id, wait_s=50)
+        assert stopped.status == "interrupted"
+        assert "reaches neither another one nor the store" in str(stopped.cause)
+        assert "busy" in await two.refusal("execute_code", code="1", session_id=session_id)
+        assert (await two.get(new.execution_id)).status == "running"
+        away.rename(store)
+        await until_lost(one, session_id)
+        assert (await one.execute("kept", session_id)).result == "'old'"
+        await in_thread(until_blocking, lambda: not (hosts.data_directory(2) / "sessions" / session_id).exists())
+        assert (await two.get(new.execution_id)).status == "running"

@@ -55,7 +55,7 @@ async def opened(settings: Settings) -> AsyncGenerator[Runtime]:
         fleet, _ = await stack.enter_async_context(_served(runtime, settings.data_directory))
         front = await stack.enter_async_context(open_reachable_runtime(other.model_copy(update=no_room)))
         before, fronts[runtime.name] = await stack.enter_async_context(_served(front, machine))
-        before.peers.is_draining = True  # names and keys are not its own either
+        before.peers.is_closed = True  # names and keys are not its own either
         with anyio.fail_after(30):
             while not (fleet.peers.ready and before.peers.ready):
                 await fleet.peers.look()

@@ -24,8 +24,9 @@ def status_command(
 ) -> None:
     """List the servers of the fleet and how they are, as the one of this data directory knows them.
 
-    States: ready, draining (takes no new sessions), away (does not answer; calls for it wait), lost (given up), left
-    (has ended in order), refused (nothing is passed on to it; why says the reason), starting (never heard yet).
+    States: ready, draining (takes no new sessions, and with a store those that it has go there), drained (has none any
+    more), away (does not answer; calls for it wait), lost (given up), left (has ended in order), refused (nothing is
+    passed on to it; why says the reason), starting (never heard yet).
     """
     rows = _ask("GET", "/fleet/status", data_directory)
     if as_json:
@@ -36,18 +37,21 @@ def status_command(
 
 def drain_command(
     tag: Annotated[str, typer.Argument(help="The three letters of the server, as `belljar fleet status` shows them.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Have it take sessions again.")] = False,
     data_directory: _Folder = None,
 ) -> None:
-    """Have a server take no new sessions, so that its machine can be taken away.
+    """Empty a server, so that its machine can be taken away.
 
-    Calls for the sessions that it has are answered as before. It takes new ones again when it is started again.
+    It takes no new sessions. With a store, cells have drain_s to end, and its sessions go to sleep there: other servers
+    wake them with the next call. Once it is drained, as `belljar fleet status` shows, it can be ended. Without a store
+    its sessions stay until they end.
     """
     if not (len(tag) == 3 and tag.isascii() and tag.islower() and tag.isalpha()):
         raise UsageError(f"{tag!r} is no tag of a server", hint="`belljar fleet status` shows the tags: three letters")
     rows = _ask("GET", "/fleet/status", data_directory)
     if tag not in {row["tag"] for row in rows}:
         raise UsageError(f"no server of the fleet has the tag {tag}", hint="`belljar fleet status` shows the tags")
-    answer = _ask("POST", f"/fleet/drain?tag={quote(tag)}", data_directory)
+    answer = _ask("POST", f"/fleet/drain?tag={quote(tag)}{'&undo=1' if undo else ''}", data_directory)
     print(f"{tag} is {answer['state']}")
 
 

@@ -4,6 +4,6 @@
 for, `relay.py` passes it on, `legacy_calls.py` does so for clients of 2025's protocol, and `inner_app.py` answers what
 the others pass on to us.
 Between machines, `addresses.py` says where they are, `assertions.py` how they believe each other, `identity.py` what
-they have to have in common, and `losses.py` what callers are told of one that is gone.
+they have to have in common, `known_hosts.py` which there were before, and `losses.py` what goes on elsewhere.
 A server that is alone imports nothing of this.
 """

@@ -5,7 +5,7 @@ Servers pass requests on only to those of the same version, settings and policy,
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BaseModel, Field, SecretStr, StringConstraints, ValidationError
 
@@ -49,6 +49,7 @@ OF_A_MACHINE: Final = frozenset(
 )
 """Settings that may differ between machines of a fleet."""
 _MOST_NAMED: Final = 5
+OwnState = Literal["ready", "draining", "drained"]
 _Tag = Annotated[str, StringConstraints(pattern="^[a-z]{3}$")]
 _Short = Annotated[str, StringConstraints(max_length=100)]
 _Number = Annotated[int, Field(ge=0, lt=2**53)]
@@ -63,7 +64,7 @@ class About(BaseModel, extra="ignore", frozen=True):
     """The letters with which its ids begin."""
     name: _Short
     """Of its folder below `runs`, which is another one after each start."""
-    state: Annotated[str, StringConstraints(pattern="^(ready|draining)$")]
+    state: OwnState
     version: _Short
     digest: _Short = ""
     """Of its settings and its policy."""
@@ -91,7 +92,7 @@ def room_of(runtime: Runtime) -> dict[str, int]:
     return {"sessions": count, "room": max(0, runtime.settings.max_sessions - count)}
 
 
-def about(runtime: Runtime, server: str, state: str, digest: str, ports: list[int], silent: list[str]) -> About:
+def about(runtime: Runtime, server: str, state: OwnState, digest: str, ports: list[int], silent: list[str]) -> About:
     """Return what this server tells of itself."""
     return About(
         id=server,

@@ -38,6 +38,7 @@ from belljar.mcp.execution_wait import stop_passed_on
 from belljar.request_headers import CALLER_HEADER, HOPS_HEADER, PRINCIPAL_HEADER, SCHEME_HEADER
 from belljar.runtime import Runtime
 from belljar.sessions.identified import IdentifierRecords
+from belljar.sessions.registry import Registry
 
 CALLER: Final = CALLER_HEADER.lower().encode()
 SCHEME: Final = SCHEME_HEADER.lower().encode()
@@ -128,7 +129,9 @@ class InnerApp:
 
     def _own(self) -> About:
         own = self._peers.own
-        state = "draining" if self._peers.is_draining else "ready"
+        state, draining = "draining" if self._peers.is_draining else "ready", self._runtime.sessions.draining
+        if draining is not None and draining.is_complete:
+            state = "drained"
         return about(self._runtime, own.id, state, own.digest, self._ports, self._peers.silent())
 
     async def _settings(self, _: Request) -> Response:
@@ -139,17 +142,26 @@ class InnerApp:
         return JSONResponse(self._peers.status(self._own()))
 
     async def _drain(self, request: Request) -> Response:
-        """Take no new sessions from now on, or pass that on to the server that is meant."""
-        tag = request.query_params.get("tag", self._peers.own.tag)
-        if tag == self._peers.own.tag:
+        """Drain from now on, or no more, or pass that on to the server that is meant."""
+        peers, sessions = self._peers, self._runtime.sessions
+        tag, is_undone = request.query_params.get("tag", peers.own.tag), "undo" in request.query_params
+        if tag != peers.own.tag:
+            peer = peers.ready.get(peers.id_of_tag(tag))
+            target = "/fleet/drain?undo=1" if is_undone else "/fleet/drain"
+            answer = await peer.ask(target, method="POST") if peer is not None else None
+            if answer is None:
+                return JSONResponse({"state": "unknown" if peer is None else "silent"}, status_code=404)
+            return Response(answer, media_type="application/json")
+        if is_undone:
+            log.warning("this server takes sessions again")
+            peers.is_closed = False
+            sessions.end_drain()
+        elif sessions.stored is not None:
+            sessions.begin_drain()
+        else:
             log.warning("this server drains: it takes no new sessions, and those that it has stay until they end")
-            self._peers.is_draining = True
-            return JSONResponse({"state": "draining"})
-        peer = self._peers.ready.get(self._peers.id_of_tag(tag))
-        answer = await peer.ask("/fleet/drain", method="POST") if peer is not None else None
-        if answer is None:
-            return JSONResponse({"state": "unknown" if peer is None else "silent"}, status_code=404)
-        return Response(answer, media_type="application/json")
+            peers.is_closed = True
+        return JSONResponse({"state": self._own().state})
 
     async def _goodbye(self, request: Request) -> Response:
         self._peers.hear_goodbye(request.query_params.get("id", ""))
@@ -182,14 +194,25 @@ def has(runtime: Runtime, principal: str, **named: str) -> bool:
     wanted = named.get("id", "")
     if wanted and wanted.isascii() and len(wanted) <= _ID_CHARS:
         record = sessions.records.find(wanted)
-        is_session = sessions.find_open(wanted) is not None or (record is not None and record.state != "gone")
+        is_gone = record is not None and (record.state == "gone" or _has_given_up(sessions, wanted))
+        is_session = sessions.find_open(wanted) is not None or (record is not None and not is_gone)
         is_known = is_session or journal.find(wanted) is not None or RunRecords(journal, "").find(wanted) is not None
         return is_known or _is_running(runtime, wanted)
     if name := named.get("name"):
-        return IdentifierRecords(journal).find(principal, name) is not None
+        session_id = IdentifierRecords(journal).find(principal, name)
+        return session_id is not None and not _has_given_up(sessions, session_id)
     if key := named.get("key"):
-        return journal.find_key(principal, key) is not None
+        execution_id = journal.find_key(principal, key)
+        execution = journal.find(execution_id) if execution_id is not None else None
+        return execution_id is not None and not (execution and _has_given_up(sessions, execution.session_id))
     return False
+
+
+def _has_given_up(sessions: Registry, session_id: str) -> bool:
+    """Return whether a session is left to other servers: it sleeps in the store, and this one drains."""
+    stored = sessions.stored if sessions.draining is not None else None
+    found = stored.records.find(session_id) if stored is not None else None
+    return found is not None and found.state == "asleep" and not found.is_pending
 
 
 def _is_running(runtime: Runtime, execution_id: str) -> bool:

@@ -8,10 +8,12 @@ A machine that was cut off or frozen may find that its sessions go on elsewhere.
 call for one of them, or lets it call a tool, and ends what it does not own any more.
 """
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -23,8 +25,10 @@ from belljar.fleet.peer import SILENT_S
 from belljar.fleet.peers import Peers, away
 from belljar.fleet.relay import SessionLost
 from belljar.journal.journal import has_id_form
+from belljar.sessions.queue import interrupt_all
 from belljar.sessions.registry import Registry
 from belljar.sessions.session import Session
+from belljar.sessions.store import StoreFailed
 
 if TYPE_CHECKING:
     from belljar.sessions.session_objects import Head, Standing
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 
 _MOST_TOLD: Final = 10_000
 _MOST_NAMED: Final = 5
+_WATCH_S: Final = 3.0
+_CUT_OFF: Final = "because its machine reaches neither another one nor the store, and the session may go on elsewhere"
+_MOST_CHARS: Final = 1_000
 _UNKNOWN_S: Final = 5.0
 
 
@@ -56,7 +63,7 @@ class Losses:
         self._drain_s = drain_s
         self._told: OrderedDict[tuple[str, str, float], None] = OrderedDict()
         """Who was told of what, since when it was lost."""
-        self._nothing: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._nothing: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """For whom the store had nothing, and until when it is not asked again."""
         self._sure: OrderedDict[str, float] = OrderedDict()
         """When the store said last that sessions are this machine's."""
@@ -65,19 +72,24 @@ class Losses:
     def _stored(self) -> "StoredSessions | None":
         return self._sessions.stored
 
-    async def settle(self, principal: str, id_: str, server: str) -> str:
+    async def settle(self, principal: str, server: str = "", **named: str) -> str:
         """See that the caller's session can go on here, or raise what its caller has to know first.
 
+        What is named is an `id` of a session, an execution or a run, the `name` of a session, or the `key` of a call.
         `server` is the one whose ids begin so; empty where that is not known. Returns the id of the server that answers
         the call, which is this one unless the store names another one that is there.
         """
         here = self._peers.own.id
-        left = await self._find(principal, id_)
-        if left is not None and left.standing.is_asleep:
+        ((kind, value),) = named.items()
+        left = await self._find(principal, kind, value)
+        if left is not None and left.standing.is_asleep and self._stored is not None:
+            with _store_asked():
+                await self._stored.keep(left.session_id)  # for what reads it where it sleeps
             return here  # whoever asks first wakes it
         owner = server
         if left is not None and self._stored is not None:
-            said = await self._stored.objects.owner(left.session_id, left.standing.owner)
+            with _store_asked():
+                said = await self._stored.objects.owner(left.session_id, left.standing.owner)
             if said.end or said.directory == self._stored.directory:
                 return here  # it is over, or this machine's
             # It may have gone on elsewhere before, and been lost there.
@@ -89,35 +101,37 @@ class Losses:
             raise away()
         if state not in ("lost", "left"):
             return owner if left is not None else here
+        # A name that a caller chose is in no message.
+        shown = left.session_id if left is not None else value
         if state == "left" and self._peers.silent_for(owner) < SILENT_S + self._drain_s:
             raise Busy(
-                f"the machine of {id_} ends now, and puts its sessions into the store",
+                f"the machine of {shown} ends now, and puts its sessions into the store",
                 hint="Make the same call again in 5 seconds",
             )
         if state == "left" and left is None:
             return here  # whatever it had, it has put
-        self._tell(principal, id_, owner, left)
+        self._tell(principal, shown, owner, left)
         if left is not None:
             await self._sessions.go_on(left.session_id, principal)
             metrics.fleet_moves.add()
         return here
 
-    async def _find(self, principal: str, id_: str) -> _Left | None:
+    async def _find(self, principal: str, kind: str, value: str) -> _Left | None:
         """Return what the store has of a session of this caller's; None where it has nothing."""
-        stored, key = self._stored, (principal, id_)
-        if stored is None or not has_id_form(id_) or self._nothing.get(key, 0.0) > time.monotonic():
+        stored, key = self._stored, (principal, kind, value)
+        if stored is None or len(value) > _MOST_CHARS or self._nothing.get(key, 0.0) > time.monotonic():
             return None
         try:
-            standing = await stored.objects.standing(id_)
-            head = await stored.objects.head(id_, standing.head) if standing.head else None
+            is_session = kind == "id" and has_id_form(value) and (await stored.objects.standing(value)).head
+            session_id = value if is_session else await stored.objects.session_of(principal, kind, value)
+            standing = await stored.objects.standing(session_id) if session_id else None
+            head = await stored.objects.head(session_id, standing.head) if standing and standing.head else None
         except BelljarError as error:
-            log.warning("the store cannot tell what it has of %s: %s", id_, error)
-            raise Busy(
-                "whether this may go on here is asked of the store, which cannot be used now",
-                hint="Make the same call again in 30 seconds; the server's operator finds the reason in its log",
-            ) from error
-        if head is not None and head.principal == principal:
-            return _Left(id_, standing, head)
+            if kind != "id" and not self._peers.are_some_over():
+                return None  # all that ever were are there, and have nothing of that name
+            raise _store_away(error) from error
+        if standing is not None and head is not None and head.principal == principal:
+            return _Left(session_id, standing, head)
         self._nothing[key] = time.monotonic() + _UNKNOWN_S
         if len(self._nothing) > _MOST_TOLD:
             self._nothing.popitem(last=False)
@@ -163,7 +177,8 @@ class Losses:
         found = stored.records.find(session.id)
         if found is None or found.owned <= 0:
             return True  # no other server can have it
-        standing = await stored.objects.standing(session.id)
+        with _store_asked():
+            standing = await stored.objects.standing(session.id)
         if max(standing.owner, standing.head) <= found.owned:
             self._sure[session.id] = now
             if len(self._sure) > _MOST_TOLD:
@@ -177,13 +192,42 @@ class Losses:
         await self._sessions.endings.delete(session, f"goes on at {where}, because this machine was cut off")
         return False
 
+    async def watch(self) -> None:
+        """Look after what is open here while others may have given this machine up.
+
+        What goes on elsewhere is ended. While nobody can tell, because no other machine and no store answers, cells of
+        sessions that may go on elsewhere are stopped once this machine must count as lost.
+        """
+        looked_at, unsure_since = 0.0, None
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            began = time.monotonic()
+            if self._peers.doubted_at() <= looked_at:
+                continue
+            try:
+                for session in self._sessions.all():
+                    await self.make_sure(session)
+                looked_at, unsure_since = began, None
+            except BelljarError as error:
+                unsure_since = unsure_since or began
+                if began - unsure_since > SILENT_S - _WATCH_S:
+                    await self._stop_cells(error)
+
+    async def _stop_cells(self, error: BelljarError) -> None:
+        for session in self._sessions.all():
+            found = self._stored.records.find(session.id) if self._stored is not None else None
+            if found is not None and found.owned > 0 and (running := session.queue.running()):
+                log.error("cells of session %s are stopped, because this machine is cut off: %s", session.id, error)
+                await interrupt_all(running, _CUT_OFF, waits=False)
+
     async def check_asleep(self, session_id: str) -> None:
         """Give up what sleeps here of a session that goes on elsewhere since this machine was lost."""
         stored = self._stored
         found = stored.records.find(session_id) if stored is not None else None
         if stored is None or found is None or found.state != "asleep" or found.owned <= 0:
             return
-        standing = await stored.objects.standing(session_id)
+        with _store_asked():
+            standing = await stored.objects.standing(session_id)
         if max(standing.owner, standing.head) > found.owned:
             await stored.put(session_id)  # which finds that it is another's
 
@@ -204,6 +248,23 @@ class ToolHold:
         except BelljarError:
             return Verdict("deny", "whether this session goes on elsewhere cannot be known now: the store is away")
         return None if is_ours else Verdict("deny", "this session goes on at another machine")
+
+
+@contextmanager
+def _store_asked() -> Generator[None]:
+    """Tell callers to come again where the store cannot be used now."""
+    try:
+        yield
+    except StoreFailed as error:
+        raise _store_away(error) from error
+
+
+def _store_away(error: BelljarError) -> Busy:
+    log.warning("the store cannot tell what may go on here: %s", error)
+    return Busy(
+        "whether this may go on here is asked of the store, which cannot be used now",
+        hint="Make the same call again in 30 seconds; the server's operator finds the reason in its log",
+    )
 
 
 def _at(seconds: float) -> str:

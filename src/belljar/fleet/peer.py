@@ -28,7 +28,7 @@ _STRANGER: Final = "another service answers there, or a server with another flee
 _SELF: Final = "this server"
 _DIFFERS: Final = "it differs in "
 _SAME_TAG: Final = "its ids begin with "
-State = Literal["starting", "ready", "draining", "away", "lost", "left", "refused"]
+State = Literal["starting", "ready", "draining", "drained", "away", "lost", "left", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class Peer:
     has_left: bool = False
     """Whether it has said that it ends in order."""
     is_listed: bool = True
+    is_given_up: bool = False
+    """Whether its connections were closed, because nobody waits for it any more."""
     refusal: str = ""
     """Why nothing is passed on to it; empty where it may be."""
     sessions: int = 0
@@ -138,7 +140,13 @@ class Peer:
             return "lost"
         if self.misses:
             return "away"
-        return "draining" if self.about.state == "draining" else "ready"
+        return self.about.state
+
+    def give_up(self, *, is_over: bool) -> None:
+        """Close its connections once nobody waits for it, and only then: the next look goes over a new one."""
+        if is_over and not self.is_given_up:
+            self.connections.close()
+        self.is_given_up = is_over
 
     async def ask(self, path: str, headers: Headers | None = None, method: str = "GET") -> bytes | None:
         """Return its answer to a question of ours; None where it has none, or does not answer."""

@@ -64,6 +64,7 @@ class Peers:
         key: FleetKey | None = None,
         tls: ssl.SSLContext | None = None,
         draw_tag: Callable[[], str] = str,
+        has_drain: Callable[[], bool] = lambda: False,
     ) -> None:
         self.own = own
         self._draw_tag = draw_tag
@@ -72,7 +73,9 @@ class Peers:
         """Those that answer and may be asked, by their ids."""
         self.hosts: dict[str, Peer] = {}
         """Those of other machines, by their URLs, whatever their state."""
-        self.is_draining = False
+        self.is_closed = False
+        """Whether this one takes no new sessions, and keeps those that it has."""
+        self._has_drain = has_drain
         self._addresses = addresses
         self._key = key
         self._tls = tls
@@ -195,8 +198,7 @@ class Peers:
         for path, worker in self._workers.items():
             if worker.about is not None and not worker.misses:
                 self._seen[path.parents[2]] = worker.id
-            if worker.is_silent:
-                worker.connections.close()
+            worker.give_up(is_over=worker.is_silent)
             if worker.id:
                 known[worker.id] = worker if not worker.misses or worker.id not in known else known[worker.id]
         of_machine = {*known, *self._seen.values(), self.own.id}
@@ -209,12 +211,17 @@ class Peers:
                 continue
             known[host.id] = host
         for host in [*self.hosts.values()]:
-            if host.is_lost or (host.misses and host.is_silent):
-                host.connections.close()
-            elif host.id in known and known[host.id] is not host and host.misses and not host.is_listed:
+            host.give_up(is_over=host.is_lost or (host.misses > 0 and host.is_silent))
+            if (
+                not host.is_given_up
+                and host.id in known
+                and known[host.id] is not host
+                and host.misses
+                and not host.is_listed
+            ):
                 del self.hosts[str(host.place)]  # it has another address now
         self._known = known
-        self.ready = {id_: peer for id_, peer in known.items() if peer.state in ("ready", "draining")}
+        self.ready = {id_: peer for id_, peer in known.items() if peer.state in ("ready", "draining", "drained")}
         self._tags = {}
         for id_, peer in known.items():
             self._tags.setdefault(peer.tag, set()).add(id_)
@@ -263,7 +270,11 @@ class Peers:
         while True:
             self.doubted_at()
             self._ticked_at = time.monotonic()
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                # A server that does not look any more would take all others for lost.
+                log.exception("the other servers could not be looked for")
             await asyncio.sleep(LOOK_S)
 
     # Which
@@ -308,7 +319,7 @@ class Peers:
         peers = [peer for peer in self.ready.values() if peer.id != id_]
         answers = await asyncio.gather(*(peer.ask(question) for peer in peers))
         seen = {answer.decode(errors="replace") for answer in answers if answer is not None}
-        if seen & {"ready", "draining", "away", "refused"}:
+        if seen & {"ready", "draining", "drained", "away", "refused"}:
             return "away"
         return "left" if "left" in seen else "lost" if "lost" in seen else state
 
@@ -320,9 +331,24 @@ class Peers:
             return state
         return "starting" if any(host.state == "starting" for host in self.hosts.values()) else "lost"
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether this server takes no new sessions."""
+        return self.is_closed or self._has_drain()
+
+    def gives_up(self, id_: str) -> bool:
+        """Return whether a server, also this one, leaves to others what sleeps in the store."""
+        return (
+            self._has_drain() if id_ == self.own.id else self.state_of(id_) in ("draining", "drained", "lost", "left")
+        )
+
     def is_over(self, id_: str) -> bool:
         """Return whether a server is not waited for any more."""
         return self.state_of(id_) in ("lost", "left")
+
+    def are_some_over(self) -> bool:
+        """Return whether any server is known that is not waited for any more."""
+        return any(self.is_over(id_) for id_ in self._known)
 
     def silent_for(self, id_: str) -> float:
         """Return for how many seconds a server has said nothing."""
@@ -392,7 +418,7 @@ class Peers:
         While a server is away, it may be the one: then this waits for it, and raises `Busy` if it stays away.
         """
         key = (*(value.decode() for _, value in caller), *named, *named.values())
-        if (found := self._found.get(key)) is not None and not self.is_over(found):
+        if (found := self._found.get(key)) is not None and not self.gives_up(found):
             return found
         if self._unknown.get(key, 0) > time.monotonic():
             return ""
@@ -445,7 +471,7 @@ class Peers:
         """Return the id of the server that a name without a session belongs to, the same at every server."""
         ids = {id_ for id_, peer in self._known.items() if peer.state in ("ready", "away")}
         ids |= {self._seen[folder] for folder in self._folders & {*self._seen}}
-        ids -= {id_ for id_, peer in self._known.items() if peer.state == "draining"}
+        ids -= {id_ for id_ in ids if self.gives_up(id_)}
         if not (self.is_draining and ids):
             ids.add(self.own.id)
 

@@ -10,7 +10,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,14 +100,18 @@ class Fleet:
         own = Own(machine, data_directory, runtime.name, directory_id(data_directory), runtime.sessions.journal.tag)
         self._key: FleetKey | None = None
         self._tls = tls_context(settings)
+
+        def has_drain() -> bool:
+            return runtime.sessions.draining is not None
+
         if check_fleet(settings):
             self._key = FleetKey(settings.fleet_key.get_secret_value())
             digests = settings_digests(settings, self._key)
             own = replace(own, version=own_version(), digests=digests, digest=whole_digest(digests, self._key))
             verifying = ssl.create_default_context()
-            self.peers = Peers(own, Addresses(settings), self._key, verifying, self._draw_tag)
+            self.peers = Peers(own, Addresses(settings), self._key, verifying, self._draw_tag, has_drain)
         else:
-            self.peers = Peers(own)
+            self.peers = Peers(own, has_drain=has_drain)
         self.losses = Losses(self.peers, runtime.sessions, settings.drain_s)
         if self._key is not None and runtime.sessions.stored is not None:
             hold = ToolHold(runtime.sessions.find_open, self.losses.make_sure)
@@ -159,6 +163,8 @@ class Fleet:
             await stack.enter_async_context(self.peers.watching())
             if self._key is not None:
                 await stack.enter_async_context(self._keeping_sessions_away())
+                if sessions.stored is not None:
+                    await stack.enter_async_context(_running(self.losses.watch()))
             sessions.list_others = self._list_others
             self.runtime.parts["fleet"] = self
             try:
@@ -183,12 +189,10 @@ class Fleet:
                     known = urls
                 await asyncio.sleep(_NAMES_S)
 
-        work = asyncio.create_task(keep())
         try:
-            yield
+            async with _running(keep()):
+                yield
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
             reserve_for_fleet([])
 
     def _number(self) -> int:
@@ -321,9 +325,9 @@ class Router:
         if named.id:
             server = await self._holder_of_id(principal, named.id, is_passed_on=hops_of(scope) > 0)
         elif named.name:
-            server = await self._holder(principal, name=named.name) or peers.elected(principal, named.name)
+            server = await self._holder_of_name(principal, name=named.name)
         elif named.key:
-            server = await self._holder(principal, key=named.key) or peers.elected(principal, named.key)
+            server = await self._holder_of_name(principal, key=named.key)
         else:
             return None
         return None if server in ("", peers.own.id) else await peers.awaited(server)
@@ -338,7 +342,7 @@ class Router:
         if server == peers.own.id and not peers.has_hosts:
             return server
         sessions, losses = self._fleet.runtime.sessions, self._fleet.losses
-        if server and not peers.is_over(server) and server != peers.own.id:
+        if server and not peers.gives_up(server) and server != peers.own.id:
             may_be_here = peers.has_hosts or sessions.stored is not None
             if not is_passed_on and not (may_be_here and has(self._fleet.runtime, principal, id=id_)):
                 return server
@@ -354,8 +358,15 @@ class Router:
         if found not in ("", peers.own.id):
             return found
         # One server remembers who was told of a loss, the same at every server.
-        heir = peers.elected(id_) if not found and peers.is_over(server) else peers.own.id
-        return await losses.settle(principal, id_, server) if heir == peers.own.id else heir
+        heir = peers.elected(id_) if not found and peers.gives_up(server) else peers.own.id
+        return await losses.settle(principal, server, id=id_) if heir == peers.own.id else heir
+
+    async def _holder_of_name(self, principal: str, **named: str) -> str:
+        """Return the id of the server that has a name or a key, or that it belongs to where none has."""
+        if found := await self._holder(principal, **named):
+            return found
+        heir = self._peers.elected(principal, *named.values())
+        return await self._fleet.losses.settle(principal, **named) if heir == self._peers.own.id else heir
 
     async def _holder(self, principal: str, **named: str) -> str:
         if has(self._fleet.runtime, principal, **named):
@@ -428,6 +439,17 @@ class Router:
         requestor = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
         transport = self._manager.opened(session, requestor)
         return transport.client if transport is not None else None
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Do something beside the block, which ends it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

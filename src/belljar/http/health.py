@@ -97,7 +97,7 @@ class Operations:
                     "sandbox": await asyncio.to_thread(self._sandbox),
                     "journal": await asyncio.to_thread(self._journal),
                     "zygote": "warming up" if self._runtime.preparation.zygote == "pending" else _OK,
-                    **({"server": "is being stopped"} if self._runtime.sessions.is_draining else {}),
+                    **({"server": "is being stopped"} if self._runtime.sessions.draining else {}),
                     **{part: fault or _OK for part, fault in (await self._runtime.handover.faults()).items()},
                 }
                 self._checked_at = time.monotonic()

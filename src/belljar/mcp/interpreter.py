@@ -276,7 +276,13 @@ class InterpreterSurface:
         """Your sessions with state, memory and expiry."""
         infos: list[SessionInfo] = [*await self._engine.live_sessions(current_client(), asleep=True)]
         if self._sessions.list_others is not None:
-            infos += await self._sessions.list_others()
+            # One that sleeps may lie at several servers, and be awake at one of them.
+            found = {info.session_id: info for info in await self._sessions.list_others()}
+            infos = [
+                found.pop(info.session_id) if info.session_id in found and info.state == "asleep" else info
+                for info in infos
+            ]
+            infos += [info for info in found.values() if info.session_id not in {each.session_id for each in infos}]
         lines = [
             f"{info.session_id} {info.state}, {info.environment}, {info.executions} executions, "
             f"{'' if info.files is None else f'{info.files} files, '}"

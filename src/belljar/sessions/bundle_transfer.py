@@ -46,8 +46,11 @@ class BundleTransfer:
         self._most_bytes = (bundle_mb or 0) * MEBIBYTE
         """How large a bundle may be; 0 for no limit."""
 
-    def put(self, session_id: str, number: int, is_wanted: Callable[[], bool]) -> Head:
-        """Put a session as it sleeps here; return what is known of the bundle. `Aborted` once somebody wants it."""
+    def put(self, session_id: str, number: int, before: int, is_wanted: Callable[[], bool]) -> Head:
+        """Put a session as it sleeps here; return what is known of the bundle. `Aborted` once somebody wants it.
+
+        `before` is the number of the bundle in the store that it follows, 0 for none.
+        """
         most = self._most_bytes
         path, name = self._journal.path, object_name(session_id, number, f"{secrets.token_hex(4)}.bundle")
         head = _head_of(rows_of(path, session_id))
@@ -59,6 +62,7 @@ class BundleTransfer:
         )
         sealed = self._objects.sealer.seal(name, compressed(packing.chunks()), compression=compression())
         self._objects.store.put(name, _limited(sealed, most))
+        self._objects.put_names(session_id, head, before)
         return replace(head, bundle=name, size_bytes=packing.size_bytes)
 
     def fetch(self, session_id: str, principal: str, number: int, owned: int) -> None:
@@ -106,13 +110,15 @@ def _limited(content: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 def _head_of(rows: Iterator[tuple[str, dict[str, Any]]]) -> Head:
     """Return the head of a session's rows, without its size."""
-    ids: dict[str, list[str]] = {"executions": [], "runs": [], "identifiers": []}
+    ids: dict[str, list[str]] = {"executions": [], "runs": [], "identifiers": [], "keys": []}
     session: dict[str, Any] = {}
     for table, row in rows:
         if table == "sessions":
             session = row
         elif table in ids:
             ids[table].append(row["identifier" if table == "identifiers" else "id"])
+        if table == "executions" and row["key"]:
+            ids["keys"].append(row["key"])
     return Head(
         principal=session["principal"],
         environment=session["environment"],
@@ -123,6 +129,7 @@ def _head_of(rows: Iterator[tuple[str, dict[str, Any]]]) -> Head:
         executions=tuple(ids["executions"]),
         runs=tuple(ids["runs"]),
         identifiers=tuple(ids["identifiers"]),
+        keys=tuple(ids["keys"]),
         bundle="",
         size_bytes=0,
     )

@@ -8,6 +8,7 @@ neither stores nor who may wake what.
 """
 
 import errno
+import hmac
 import json
 import os
 import secrets
@@ -73,6 +74,11 @@ class Sealer:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+
+    def digest(self, *parts: str) -> str:
+        """Return a name for an object by which nobody without the key can tell, or guess, what these are."""
+        text = json.dumps(["belljar name", *parts]).encode()
+        return hmac.new(self._secret, text, "sha256").hexdigest()
 
     def seal(self, name: str, content: Iterable[bytes], **told: Any) -> Iterator[bytes]:
         """Yield an object's bytes; `told` is readable without the key, and cannot be changed without it."""

@@ -129,8 +129,8 @@ class Registry:
 
         self.stored = stored
         """Its sessions in the store; None where the settings name none."""
-        self._drain: Drain | None = None
-        """What empties this server before it stops."""
+        self.draining: Drain | None = None
+        """What empties this server, before it stops or its machine is taken away; meanwhile it takes nothing new."""
         if stored is not None:
             self.endings.on_change_on_disk = stored.put_later
             stored.on_gone = partial(self.changes.publish, "session", "gone")
@@ -384,8 +384,8 @@ class Registry:
 
     async def reach(self, session_id: str, principal: str) -> Session:
         """Return a session like `get`, but make room first for one that sleeps, here or in the store."""
-        if self._drain is not None:
-            await self._drain.refuse(session_id)
+        if self.draining is not None:
+            await self.draining.refuse(session_id)
         if session_id not in self._sessions:
             if self._is_asleep(self.records.find(session_id), principal):
                 await self.make_room(principal)
@@ -575,19 +575,24 @@ class Registry:
         await self.endings.forget_outdated()
         return ended
 
-    @property
-    def is_draining(self) -> bool:
-        """Return whether it takes nothing new, because its server is being stopped."""
-        return self._drain is not None
-
-    async def drain(self) -> None:
-        """Have every session sleep, and put it into the store, before the server stops; calls meanwhile wait."""
-        if self._drain is None:
+    def begin_drain(self) -> "Drain":
+        """Begin to have every session sleep, and to put it into the store; calls meanwhile wait."""
+        if self.draining is None:
             # Imported here, because it happens once in a server's life, and in few.
             from belljar.sessions.drain import Drain
 
-            self._drain, self._room.is_closed = Drain(self), True
-            await self._drain.run(self.settings.drain_s)
+            self.draining, self._room.is_closed = Drain(self, self.settings.drain_s), True
+        return self.draining
+
+    def end_drain(self) -> None:
+        """Take sessions again: those that sleep wake with the next call, and those that are awake stay so."""
+        if self.draining is not None:
+            self.draining.cancel()
+            self.draining, self._room.is_closed = None, False
+
+    async def drain(self) -> None:
+        """Have every session sleep, and put it into the store, before the server stops."""
+        await self.begin_drain().wait()
 
     async def aclose(self) -> None:
         """Leave every session to the next server where the handover is on; otherwise hibernate or end it."""

@@ -3,6 +3,7 @@
     sessions/ID/0000000007.owner       whoever makes it may go on from the latest bundle before it; made only once
     sessions/ID/0000000007.XX.bundle   what that server put when the session fell asleep again
     sessions/ID/0000000007.head        what is known of that bundle, which counts once this is there
+    names/DIGEST/ID                    empty: the session has, or had, what its owner calls so
 
 The object with the highest number says how things are: a head, that the session sleeps; an owner, that it is awake
 there, or was until that server was lost, or that it was cleared. Everything blocking runs in threads of its own, so
@@ -70,6 +71,13 @@ class Head:
     """The name of the bundle."""
     size_bytes: int
     """What that unpacks to."""
+    keys: tuple[str, ...] = ()
+    """Under which executions ran once."""
+
+    def names(self) -> set[tuple[str, str]]:
+        """Return what a call may name in place of the session: kinds, and values."""
+        named = {"id": (*self.executions, *self.runs), "name": self.identifiers, "key": self.keys}
+        return {(kind, value) for kind, values in named.items() for value in values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,26 @@ class SessionObjects:
         old = [each.name for each in standing.objects if _number(each.name) < number]
         await self.in_thread(self.store.delete, sorted(old, key=lambda name: (name.endswith(".head"), name)))
 
+    async def session_of(self, principal: str, kind: str, value: str) -> str:
+        """Return the session that has what its owner calls so, by its latest bundle; empty where none has."""
+        await self.check()
+        for each in await self._soon(self.store.list, f"names/{self.sealer.digest(principal, kind, value)}"):
+            session_id = each.name.rpartition("/")[2]
+            standing = await self.standing(session_id) if has_id_form(session_id) else Standing()
+            head = await self.head(session_id, standing.head) if standing.head else None
+            if head is not None and head.principal == principal and (kind, value) in head.names():
+                return session_id
+        return ""
+
+    async def forget_names(self) -> None:
+        """Delete the names of sessions of which nothing is in the store any more."""
+        # Listed first, because a session has a bundle there before it has names.
+        names = await self.in_thread(self.store.list, "names")
+        sessions = await self.all()
+        await self.in_thread(
+            self.store.delete, [each.name for each in names if each.name.rpartition("/")[2] not in sessions]
+        )
+
     async def in_thread(self, work: Callable[..., T], *values: Any) -> T:
         """Do what blocks, in a thread of the store's."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *values)
@@ -165,6 +193,12 @@ class SessionObjects:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # In threads
+
+    def put_names(self, session_id: str, head: Head, before: int) -> None:
+        """Have a session be found by what is in a bundle and was not in the one of this number; blocks."""
+        known = self.read_head(session_id, before).names() if before else set[tuple[str, str]]()
+        for kind, value in head.names() - known:
+            self.store.put(f"names/{self.sealer.digest(head.principal, kind, value)}/{session_id}", [])
 
     def read_head(self, session_id: str, number: int) -> Head:
         """Return what is known of a bundle; blocks, for whoever is in a thread."""

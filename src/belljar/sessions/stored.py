@@ -275,6 +275,7 @@ class StoredSessions:
                     await self.objects.tidy(standing, standing.next)
             elif not standing.head:  # what is left is of a session that is over, or of one that was never put whole
                 await self.objects.tidy(standing, 1 << 62)
+        await self.objects.forget_names()
 
     def _own(self, origin: int = 0, end: str = "") -> Owner:
         host, tag = socket.gethostname(), self._journal.tag
@@ -356,7 +357,9 @@ class StoredSessions:
         if found.bundle < 0 or standing.owner > found.owned or standing.head >= number:
             await self._part(session_id, found, standing)
             return
-        head = await self.objects.in_thread(self._transfer.put, session_id, number, lambda: running.is_wanted)
+        head = await self.objects.in_thread(
+            self._transfer.put, session_id, number, standing.head, lambda: running.is_wanted
+        )
         if running.is_wanted or not self.records.change(session_id, found, bundle=found.bundle, owned=-number):
             raise Aborted("the session is wanted")
         running.is_past_stopping = True  # with no pause since the change, so nobody has found it stoppable
