@@ -199,7 +199,7 @@ class ForkedSandboxes:
         message = {"flags": entry.flags, "uid": entry.identity.uid, "gid": entry.identity.gid}
         groups = entry.groups if joins else ()
         peer, pid = await self._tell(parent, message, "entered", [entry.holder], groups)
-        nested.admit(pid)
+        await nested.admit(pid)
         return SandboxedProcess(nested, spec, peer, process, pid)
 
     async def copy(self, sandboxed: SandboxedProcess) -> SandboxedProcess:

@@ -450,8 +450,7 @@ class IPythonKernel:
                     )
             if entry is None:
                 await move_into_sandbox(wire, nested, sandbox)
-            kernel = await await_fork(wire, forked, sandbox, self.environment, change)
-            nested.admit(forked.pid)
+            kernel = await await_fork(wire, forked, sandbox, self.environment, change, entered=nested)
         except BaseException:
             if runs_nothing:
                 # What enters the sandbox uses the memory of the process that forks, which would end with it.
@@ -589,9 +588,20 @@ class IPythonKernel:
 
 
 async def await_fork(
-    wire: Wire, forked: ForkedProcess, sandbox: Sandbox, environment: Environment, change: ForkIdentity
+    wire: Wire,
+    forked: ForkedProcess,
+    sandbox: Sandbox,
+    environment: Environment,
+    change: ForkIdentity,
+    *,
+    entered: ForkedSandbox | None = None,
 ) -> IPythonKernel:
-    """Wait until a forked runner has attached from its sandbox, tell it who it is, and return its kernel."""
+    """Wait until a forked runner has attached from its sandbox, tell it who it is, and return its kernel.
+
+    A sandbox that it has `entered` sets its limits before.
+    """
     await await_ready(wire, sandbox, forked, FORK_TIMEOUT_S)
+    if entered is not None:
+        await entered.admit(forked.pid)
     await wire.send(change.message())
     return IPythonKernel(wire, sandbox, forked, environment)

@@ -112,13 +112,12 @@ class ZygoteProcess:
                     self._wire, fork_wire, forked, in_other_sandbox=True, entry=nested.entry(), threads=threads
                 )
             try:
-                kernel = await await_fork(fork_wire, forked, sandbox, environment, change)
+                kernel = await await_fork(fork_wire, forked, sandbox, environment, change, entered=nested)
             except BaseException:
                 # The caller closes the sandbox, and so kills what is entering it. That process uses the zygote's
                 # memory, and the zygote would end with it.
                 await forked.wait_left_parent()
                 raise
-            nested.admit(forked.pid)
         except BaseException:
             fork_wire.close()
             forked.close()

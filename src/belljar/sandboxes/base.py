@@ -253,7 +253,7 @@ class ForkedSandbox(Sandbox, Protocol):
         """Return how to enter; SandboxUnavailable if the holding command is gone. Called once, after `spawn`."""
         ...
 
-    def admit(self, pid: int) -> None:
+    async def admit(self, pid: int) -> None:
         """Put a process that has entered (its pid on the host) under the limits. Called before it runs a cell."""
         ...
 

@@ -4,6 +4,7 @@ Reports the limits that were hit as incidents. Starts no process, knows no names
 groups.
 """
 
+import asyncio
 import contextlib
 import math
 import os
@@ -178,11 +179,12 @@ class Enforcement:
         procs_files = self.group.procs_files() if self.group else []
         return [os.open(entry, os.O_WRONLY | os.O_CLOEXEC) for entry in procs_files]
 
-    def admit(self, pid: int, *, is_alone: bool) -> None:
+    async def admit(self, pid: int, *, is_alone: bool) -> None:
         """Put a process with one thread, which started elsewhere with other limits, under this sandbox's limits."""
         with contextlib.suppress(ProcessLookupError):
             if self.group is not None and not self.group.has(pid):
-                self.group.join(pid)
+                # Linux moves a process only while none is started or ends, and to wait for that takes milliseconds.
+                await asyncio.to_thread(self.group.join, pid)
             if self._processors is not None:
                 os.sched_setaffinity(pid, self._processors.numbers)
             most = self.process_limits(is_alone=is_alone).get(resource.RLIMIT_NPROC)

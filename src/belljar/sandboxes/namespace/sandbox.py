@@ -358,11 +358,11 @@ class NestedSandbox(NamespaceSandbox):
             self._procs_files = self._enforcement.open_procs_files()
         return NamespaceEntry(holder.first, ALL_NAMESPACES, self.level.user, self._procs_files)
 
-    def admit(self, pid: int) -> None:
+    async def admit(self, pid: int) -> None:
         """See `ForkedSandbox`. The process inherited its other limits in the forkable sandbox."""
         # Find the holder's pid now: with another process inside, it is no longer the only child.
         self.holder().command_pid(besides=pid)
-        self._enforcement.admit(pid, is_alone=self._is_alone)
+        await self._enforcement.admit(pid, is_alone=self._is_alone)
 
     async def _finish(self) -> None:
         was_over = self._is_released
