@@ -1,8 +1,9 @@
 """One suite for every implementation of `Engine`: in the server's process, and over the sockets of servers."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 
 import pytest
@@ -565,5 +566,16 @@ async def test_finds_cells_by_words_of_code_and_output_and_none_of_another_owner
         await engine.search(OPERATOR, "x" * 10_000)
     with pytest.raises(InvalidArgument):
         await engine.search(OPERATOR, word, "AAAA")
+    indexes = [*(runtime.settings.data_directory / "search").glob("*.sqlite")]
+
+    def indexed() -> int:
+        query, count = "SELECT count(*) FROM cells WHERE session_id = ?", 0
+        for index in indexes:
+            with closing(sqlite3.connect(index)) as connection:
+                count += connection.execute(query, (ran.session_id,)).fetchone()[0]
+        return count
+
+    assert indexed() == 2
     await engine.end(OPERATOR, ran.session_id)
+    assert indexed() == 0
     assert (await engine.search(OPERATOR, word)).items == []

@@ -130,6 +130,8 @@ def short(identifier: str) -> str:
 
 def size_text(size: float) -> str:
     """Return a number of bytes as people read it."""
+    if size == 1:
+        return "1 byte"
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
