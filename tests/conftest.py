@@ -138,6 +138,7 @@ LONG = frozenset(
         "test_hanging_servers.py",
         "test_image.py",
         "test_hosts_restarted.py",
+        "test_hosts_behind_proxies.py",
         "test_inspector.py",
         "test_installed_providers.py",
         "test_keep_alive_tools.py",

@@ -18,7 +18,7 @@ from belljar.environments import Environment
 
 # For a server whose warm process would cost more than the few cells of a test: see `fork_start`.
 COLD = {"BELLJAR_FORK_START": "false"}
-READY = re.compile(r"belljar serves MCP at (https?://127\.0\.0\.1:\d+)/mcp")
+READY = re.compile(r"belljar serves MCP at (https?://[\w.]+:\d+)/mcp")
 
 
 def free_port() -> int:

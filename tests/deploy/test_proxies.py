@@ -3,8 +3,7 @@
 import shutil
 import ssl
 import subprocess
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Generator
 
 import anyio
 import httpx
@@ -16,11 +15,10 @@ from mcp.client.streamable_http import streamable_http_client
 from belljar.environments import Environment
 from certificates import CertificateFiles, make_certificate
 from live_server import live_server
+from proxies import NAME, ROOT, caddy, nginx, started
 from serving_process import free_port
 from waiting import until
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-NAME = "belljar.example.com"
 KEY = "key-of-the-proxies-0123456789"
 # Goes on only once its caller has seen that it began, which a proxy that buffers would not let it see.
 CELL = "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n'went on'"
@@ -41,59 +39,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
-def adapted(name: str, **changes: str) -> str:
-    text = (DEPLOY / name).read_text()
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
-def caddy(folder: Path, behind: str, files: CertificateFiles, port: int) -> list[str]:
-    """Caddy would ask an authority for the certificate: here it is given one, and a port."""
-    site = f"https://localhost:{port} {{\n\ttls {files.certificate} {files.key}"
-    text = adapted("Caddyfile", **{f"\n{NAME} {{": f"\n{site}", "127.0.0.1:8000\n}": f"{behind}\n}}"})
-    (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
-    return ["caddy", "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
-
-
-def nginx(folder: Path, behind: str, files: CertificateFiles, port: int) -> list[str]:
-    """The file stands in the `http` part of nginx's own configuration."""
-    live = f"/etc/letsencrypt/live/{NAME}"
-    text = adapted(
-        "nginx.conf",
-        **{
-            f"{live}/fullchain.pem": str(files.certificate),
-            f"{live}/privkey.pem": str(files.key),
-            "listen 443": f"listen 127.0.0.1:{port}",
-            "proxy_pass http://127.0.0.1:8000": f"proxy_pass http://{behind}",
-        },
-    )
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
-    (folder / "nginx.conf").write_text(
-        f"daemon off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{places}{text}}}\n"
-    )
-    return ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-
-
 @pytest.fixture(scope="module", params=[caddy, nginx], ids=["caddy", "nginx"])
 def front(
     request: pytest.FixtureRequest, behind: str, files: CertificateFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[str]:
     """The address of a proxy before that server."""
-    command: Callable[[Path, str, CertificateFiles, int], list[str]] = request.param
-    if shutil.which(command.__name__) is None:
-        pytest.skip(f"there is no {command.__name__} here")
-    folder, port = tmp_path_factory.mktemp("proxy"), free_port()
-    folder.chmod(0o755)
-    with subprocess.Popen(command(folder, behind, files, port), stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield f"https://localhost:{port}"
-        finally:
-            process.terminate()
-            if process.stderr is not None:
-                process.stderr.read()
+    with started(request.param, tmp_path_factory.mktemp("proxy"), files, free_port(), behind) as url:
+        yield url
 
 
 async def answers(front: str, trusted: ssl.SSLContext) -> bool:
@@ -161,7 +113,7 @@ async def test_a_large_upload_passes_and_metrics_stay_inside(front: str, files: 
 def test_the_unit_is_one_that_systemd_reads() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd here")
-    unit = DEPLOY / "belljar.service"
+    unit = ROOT / "deploy" / "belljar.service"
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60).stderr
     # Only what is to be installed first may be missing.
     assert [line for line in said.splitlines() if "belljar.service" in line and "not executable" not in line] == []

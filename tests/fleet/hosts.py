@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -20,7 +21,7 @@ from workers import KEYS
 
 from belljar import ipc
 from belljar.environments import Environment
-from serving_process import COLD, free_port, http_server, serve_over_http, variables
+from serving_process import COLD, free_port, http_server, serve_command, variables
 from waiting import until, until_blocking
 
 SECRET = "f" * 32
@@ -95,10 +96,10 @@ class Hosts:
             self.ports[number] = free_port()
             self.write_list()
         stack = self._stacks[number] = ExitStack()
-        command = serve_over_http(self._environment)
-        self.urls[number], process = stack.enter_context(
-            http_server(command, self.folder, **self.variables(number, **more))
-        )
+        # One that starts again has its address again, as a balancer knows it.
+        self.urls.setdefault(number, f"http://127.0.0.1:{free_port()}")
+        command = serve_command(self._environment, "--http", urlsplit(self.urls[number]).netloc)
+        _, process = stack.enter_context(http_server(command, self.folder, **self.variables(number, **more)))
         self.pids[number] = process.pid
 
     def stop(self, number: int) -> None:

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from calls import Caller, held, text_of
 from mcp.types import ElicitResult
+from resumed_streams import begin, broken_and_resumed
 from workers import KEYS, Workers
 
 from belljar.control import ask_sessions
@@ -111,6 +112,16 @@ async def test_files_and_outputs_are_read_through_either_server(workers: Workers
         done = await one.execute("print('said')", session_id)
         assert "said" in await two.read_text(f"execution://{done.execution_id}/output")
         assert "said" in await two.read_text(f"session://{session_id}/notebook")
+
+
+async def test_a_stream_that_breaks_at_one_server_is_gone_on_with_at_the_other(workers: Workers):
+    async with workers.client(1) as one, httpx2.AsyncClient(timeout=30) as http:
+        session_id = await made_here(one, 1, workers)
+        headers = await begin(http, workers.urls[1])
+        urls = (workers.urls[1], workers.urls[2])
+        for turn, order in enumerate((urls, urls[::-1])):
+            answer = await broken_and_resumed(http, order, headers, session_id, one, turn)
+            assert f"'go-{turn}'" in answer["content"][0]["text"]
 
 
 async def test_an_mcp_session_and_its_streams_stay_with_the_server_that_has_them(workers: Workers):

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_NAME_HEADER, encode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from belljar.fleet.messages import answer_to, data_of, event_of
@@ -87,8 +87,7 @@ class LegacyCalls:
         session = next(value.decode("latin-1") for name, value in scope["headers"] if name == b"mcp-session-id")
         key = (current_principal(), session, str(message.get("id")))
         if self._early.take(key):
-            told = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
-            await JSONResponse({"jsonrpc": "2.0", "id": message.get("id"), "error": told})(scope, receive, send)
+            await Response(_cancelled(message), media_type="text/event-stream")(scope, receive, send)
             return
         call = self._under_way[key] = _Carried(self._questions, peer, session, client, message, headers, scope)
         try:
@@ -144,11 +143,13 @@ class _Carried:
         self._name = secrets.token_hex(16)
         self._headers.append((CALL_HEADER.lower().encode(), self._name.encode()))
         self._has_begun = False
+        self._is_cancelled = False
         self._asked: list[asyncio.Future[dict[str, Any]]] = []
         """What waits for the client's answer now."""
 
     async def cancel(self) -> None:
         """Have the other server stop what runs for it, and put no more questions to the client."""
+        self._is_cancelled = True
         for answer in self._asked:
             if not answer.done():
                 answer.set_result({})
@@ -164,6 +165,9 @@ class _Carried:
                     raise
                 last = data_of(answer_to(self._message, error))
             requests = self._requests_in(last)
+            if self._is_cancelled and not requests:
+                await self.send(send, _cancelled(self._message), is_last=True)
+                return
             if not requests:
                 # Alone it is no event, for whose size clients have a limit.
                 await self.send(send, event_of(last) if self._has_begun else last, is_last=True)
@@ -223,12 +227,18 @@ class _Carried:
         if not self._has_begun:
             self._has_begun = True
             headers = [
-                (b"content-type", b"application/json" if is_last else b"text/event-stream"),
+                (b"content-type", b"application/json" if data.startswith(b"{") else b"text/event-stream"),
                 (b"cache-control", b"no-cache, no-transform"),
                 (b"mcp-session-id", self._session.encode("latin-1")),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+def _cancelled(message: Mapping[str, Any]) -> bytes:
+    """Return what ends the stream of a call that was cancelled, as the SDK ends it."""
+    told = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
+    return event_of(data_of({"jsonrpc": "2.0", "id": message.get("id"), "error": told}))
 
 
 def _legacy_params(params: object) -> dict[str, Any]:
