@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ from bench.stored_wakes import measure_wakes
 
 SERVERS = 4
 MOST = 3.0
-MOST_OWN, MOST_PASSED, MOST_LEGACY, MOST_RELAY = 1.05, 1.3, 1.6, 0.3
+MOST_OWN, MOST_PASSED, MOST_LEGACY, MOST_RELAY, MOST_HOSTS = 1.05, 1.3, 1.6, 0.3, 1.4
 MOST_NEW, MOST_LINES, MOST_FILES, MOST_MEMORY, MOST_LOSS_S = 1.3, 1.2, 1.5, 1.0, 1.0
 KEY = "k" * 40
 LINES = "for number in range(1_000_000): print(number)"
@@ -40,9 +41,9 @@ for number in range(20):
 
 
 async def measure(stage: Stage) -> list[Figure]:
-    """Measure servers that share a data directory, two of one machine, workers beside one server, and a store."""
-    workers = [*await _passing_on(stage), *await measure_workers(stage)]
-    return [*await _journals(stage), *workers, *await measure_wakes(stage)]
+    """Measure servers that share a data directory, two of one machine, two machines, workers, and a store."""
+    passed_on = [*await _passing_on(stage), *await _host_to_host(stage)]
+    return [*await _journals(stage), *passed_on, *await measure_workers(stage), *await measure_wakes(stage)]
 
 
 # Servers of one data directory
@@ -166,6 +167,29 @@ async def _passing_on(stage: Stage) -> list[Figure]:
         return [*found, await _loss(first, second, theirs)]
 
 
+async def _host_to_host(stage: Stage) -> list[Figure]:
+    """What one machine passes on to another, beside what a server does that is alone."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in (one, other)]
+    peers = stage.folder / "peers"
+    peers.write_text("".join(f"http://{address}\n" for address in addresses))
+    shared = {"BELLJAR_FLEET_PEERS": f"file:{peers}", "BELLJAR_FLEET_KEY": KEY}
+    async with AsyncExitStack() as stack:
+        alone = await stack.enter_async_context(_open_server(stage, stage.folder / "no-host", {}))
+        first, second = [
+            await stack.enter_async_context(
+                _open_server(stage, stage.folder / f"host-{address[-5:]}", {**shared, "BELLJAR_FLEET_ADDRESS": address})
+            )
+            for address in addresses
+        ]
+        peer, ours = _cell(alone, alone.session_id), _cell(second, first.session_id)
+        await taken_in_turns(peer, ours, 10)
+        rounds = [
+            await taken_in_turns(peer, ours, 100) for _ in stage.rounds(stage.pick(5, 2), within_s=stage.pick(15, 4))
+        ]
+        return paired("fleet", "1+1, from host to host", rounds, target=MOST_HOSTS, note="peer: one server")
+
+
 def _cell(server: _Server, session_id: str, code: str = "1+1") -> Callable[[], Awaitable[object]]:
     return partial(server.client.call, "execute_code", code=code, session_id=session_id)
 
@@ -207,11 +231,12 @@ async def _loss(first: _Server, second: _Server, session_id: str) -> Figure:
 
     async def kill() -> None:
         nonlocal killed_at
-        await first.client.call("execute_code", code="import time", session_id=session_id)
         await asyncio.sleep(1.0)  # within which the call below has begun
         killed_at = time.perf_counter()
         os.kill(first.pid, signal.SIGKILL)
 
+    # Not at the first, which has closed the connection of a client that was idle for so long.
+    await second.client.call("execute_code", code="import time", session_id=session_id)
     killing = asyncio.create_task(kill())
     try:
         await second.client.call("execute_code", code="import time; time.sleep(60)", session_id=session_id)
