@@ -11,7 +11,7 @@ import pytest
 from calls import FORKS, Caller, connected, held, opened_runtime
 
 from belljar.engine import map as maps
-from belljar.engine.contract import Access, Engine
+from belljar.engine.contract import Access, Engine, MapOptions
 from belljar.engine.many import ManyEngine, servers_of
 from belljar.engine.models import Piece
 from belljar.environments import Environment
@@ -63,9 +63,11 @@ def pieces(*codes: str, keys: str = "") -> list[Piece]:
     return [Piece(code=code, key=f"{keys}{number}" if keys else "") for number, code in enumerate(codes)]
 
 
-async def mapped(engine: Engine, *given: Any, access: Access = OWNER, **options: Any) -> list[MappedResult]:
+async def mapped(
+    engine: Engine, given: list[Piece], session_id: str = "", access: Access = OWNER, **options: Any
+) -> list[MappedResult]:
     with anyio.fail_after(120):
-        async with aclosing(engine.map(access, *given, **options)) as results:
+        async with aclosing(engine.map(access, given, session_id, MapOptions(**options))) as results:
             return [result async for result in results]
 
 
@@ -181,7 +183,7 @@ async def test_a_busy_session_is_refused_and_one_that_ends_meanwhile_does_not_en
     await engine.interrupt(OWNER, session_id)
     assert (await agent.ended(running.execution_id)).status == "interrupted"
     found: list[str | None] = []
-    async with aclosing(engine.map(OWNER, pieces(*["x"] * 6), session_id, at_once=1)) as results:
+    async with aclosing(engine.map(OWNER, pieces(*["x"] * 6), session_id, MapOptions(at_once=1))) as results:
         async for result in results:
             if not found:
                 await engine.end(OWNER, session_id)
@@ -214,7 +216,7 @@ async def test_what_has_begun_goes_on_when_the_caller_leaves_and_nothing_else_be
 ) -> None:
     code, prefix = "import time; time.sleep(0.3); 'ran'", f"left-{type(engine).__name__}-"
     given = [Piece(code="'first'", key=f"{prefix}first"), *pieces(*[code] * 8, keys=prefix)]
-    async with aclosing(engine.map(OWNER, given, session_id, at_once=2)) as results:
+    async with aclosing(engine.map(OWNER, given, session_id, MapOptions(at_once=2))) as results:
         async for _ in results:
             break
     await until(lambda: [session.id for session in runtime.sessions.all()] == [session_id])

@@ -24,7 +24,7 @@ from typing import Annotated, Any, BinaryIO, Final, cast
 import typer
 
 from belljar.cli.progress import progress_bar
-from belljar.engine.contract import MAX_FORKS, MAX_PIECES, Access, Engine
+from belljar.engine.contract import MAX_FORKS, MAX_PIECES, Access, Engine, MapOptions
 from belljar.engine.many import servers_of
 from belljar.engine.models import Piece
 from belljar.errors import InvalidArgument
@@ -63,9 +63,9 @@ def command(
     with _opened_results(out, file, codes) as results:
         left = results.left(retry_lost=retry_lost)
         print(f"{len(codes) - len(left)} of {len(codes)} have their results in {out}", file=sys.stderr)
-        options = {"at_once": at_once, "timeout_s": timeout, "retries_lost": retry_lost}
+        options = MapOptions(environment, at_once, timeout, retries_lost=retry_lost)
         try:
-            asyncio.run(_map(settings, session, environment, results, left, options))
+            asyncio.run(_map(settings, session, results, left, options))
         except (KeyboardInterrupt, asyncio.CancelledError):
             print("hint: the same command goes on where this one was", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
@@ -80,10 +80,9 @@ def command(
 async def _map(
     settings: Settings,
     session_id: str,
-    environment: str,
     results: "_Results",
     left: Sequence[int],
-    options: dict[str, Any],
+    options: MapOptions,
 ) -> None:
     asking = asyncio.current_task()
     if asking is not None:
@@ -94,7 +93,7 @@ async def _map(
         async with _open_engine(settings, session_id) as (engine, access):
             for part in _parts(left, results.codes):
                 pieces = [Piece(code=results.codes[index], key=results.key(index)) for index in part]
-                told = engine.map(access, pieces, session_id, environment=environment, **options)
+                told = engine.map(access, pieces, session_id, options)
                 async with aclosing(told) as mapped:
                     async for result in mapped:
                         results.write(result, part[result.index])

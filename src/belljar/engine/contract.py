@@ -130,6 +130,22 @@ class SessionFilter:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MapOptions:
+    """How the pieces of a map are run; see `Engine.map`."""
+
+    environment: str = ""
+    at_once: int = 16
+    timeout_s: float | None = None
+    in_order: bool = False
+    keeps: bool = False
+    reseed: bool = False
+    retries_lost: bool = False
+
+
+USUAL_MAP = MapOptions()
+
+
 class Engine(Protocol):
     """All that is shown of sessions and may be done with them. Every method raises what `errors.py` has."""
 
@@ -412,14 +428,7 @@ class Engine(Protocol):
         access: Access,
         pieces: Sequence[Piece],
         session_id: str = "",
-        *,
-        environment: str = "",
-        at_once: int = 16,
-        timeout_s: float | None = None,
-        in_order: bool = False,
-        keeps: bool = False,
-        reseed: bool = False,
-        retries_lost: bool = False,
+        options: MapOptions = USUAL_MAP,
     ) -> AsyncGenerator[MappedResult]:
         """Run each piece in a fork of its own of a session as it is now, or in a new session; yield the results.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
-from belljar.engine.contract import MAX_FORKS, MAX_PIECES, MAX_WAIT_S, Access, Asks
+from belljar.engine.contract import MAX_FORKS, MAX_PIECES, MAX_WAIT_S, USUAL_MAP, Access, Asks, MapOptions
 from belljar.engine.follow import SessionFollower
 from belljar.engine.local_views import MAX_TEXT, LocalViews, owner_asked_for, unwritten
 from belljar.engine.models import (
@@ -356,18 +356,12 @@ class LocalEngine(LocalViews):
         access: Access,
         pieces: Sequence[Piece],
         session_id: str = "",
-        *,
-        environment: str = "",
-        at_once: int = 16,
-        timeout_s: float | None = None,
-        in_order: bool = False,
-        keeps: bool = False,
-        reseed: bool = False,
-        retries_lost: bool = False,
+        options: MapOptions = USUAL_MAP,
     ) -> AsyncGenerator[MappedResult]:
         """See `Engine`."""
-        from belljar.engine.map import Map, MapOptions
+        from belljar.engine.map import Map
 
+        at_once = options.at_once
         for name, number, most in (("at_once", at_once, MAX_FORKS), ("the number of pieces", len(pieces), MAX_PIECES)):
             if not 1 <= number <= most:
                 raise InvalidArgument(f"{name} is {number:,}", hint=f"Pass a whole number from 1 to {most:,}")
@@ -375,10 +369,11 @@ class LocalEngine(LocalViews):
         settings, cells = self._registry.settings, list[tuple[Cell, str]]()
         for number, piece in enumerate(pieces):
             try:
-                cells.append((make_cell(settings, piece.code, timeout_s=timeout_s, author=access.name), piece.key))
+                cells.append(
+                    (make_cell(settings, piece.code, timeout_s=options.timeout_s, author=access.name), piece.key)
+                )
             except InvalidArgument as error:
                 raise InvalidArgument(f"piece {number}: {error.message}", hint=error.hint) from error
-        options = MapOptions(environment, at_once, in_order, keeps, reseed, retries_lost)
         mapped = Map(self._registry, owner, cells, options, self._pieces)
         async with aclosing(mapped.run(session_id)) as results:
             async for result in results:

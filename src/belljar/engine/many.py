@@ -8,6 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import zip_longest
 from operator import itemgetter
@@ -16,7 +17,16 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import JsonValue
 
-from belljar.engine.contract import Access, CalledEngine, Engine, SessionFilter, time_cursor, time_place
+from belljar.engine.contract import (
+    USUAL_MAP,
+    Access,
+    CalledEngine,
+    Engine,
+    MapOptions,
+    SessionFilter,
+    time_cursor,
+    time_place,
+)
 from belljar.engine.models import (
     ConsoleLink,
     EntryPage,
@@ -318,28 +328,17 @@ class ManyEngine(CalledEngine):
         access: Access,
         pieces: Sequence[Piece],
         session_id: str = "",
-        *,
-        environment: str = "",
-        at_once: int = 16,
-        timeout_s: float | None = None,
-        in_order: bool = False,
-        keeps: bool = False,
-        reseed: bool = False,
-        retries_lost: bool = False,
+        options: MapOptions = USUAL_MAP,
     ) -> AsyncGenerator[MappedResult]:
         """See `Engine`. Forks stay with the server of their session, and keys with the first; the rest is shared."""
-        options: dict[str, Any] = {"environment": environment, "timeout_s": timeout_s, "keeps": keeps}
-        options |= {"reseed": reseed, "retries_lost": retries_lost}
         # Those that answer get pieces: whoever is frozen would keep theirs.
         stays = bool(session_id) or any(piece.key for piece in pieces)
         answering = dict([] if stays else await self._all("usage", access))
         places = [engine for name, engine in (await self._places()).items() if name in answering]
-        if min(len(places), len(pieces), at_once) < 2:
-            told = self._stream(
-                "map", access, pieces=pieces, session_id=session_id, at_once=at_once, in_order=in_order, **options
-            )
+        if min(len(places), len(pieces), options.at_once) < 2:
+            told = self._stream("map", access, pieces=pieces, session_id=session_id, options=options)
         else:
-            told = _shared(places[:at_once], access, pieces, at_once, options, in_order=in_order)
+            told = _shared(places[: options.at_once], access, pieces, options)
         async with aclosing(told) as results:
             async for result in results:
                 yield result
@@ -375,13 +374,10 @@ async def _shared(
     places: Sequence[Engine],
     access: Access,
     pieces: Sequence[Piece],
-    at_once: int,
-    options: dict[str, Any],
-    *,
-    in_order: bool,
+    options: MapOptions,
 ) -> AsyncGenerator[MappedResult]:
     """Yield the results of a map whose pieces are shared among servers, as many for each."""
-    count = len(places)
+    count, at_once = len(places), options.at_once
     results: asyncio.Queue[MappedResult | Exception] = asyncio.Queue(at_once)
 
     async def follow(number: int, engine: Engine) -> None:
@@ -390,7 +386,9 @@ async def _shared(
         own = pieces[number::count]
         missing = len(own)
         try:
-            async with aclosing(engine.map(access, own, at_once=share, **options)) as told:
+            async with aclosing(
+                engine.map(access, own, options=replace(options, at_once=share, in_order=False))
+            ) as told:
                 async for result in told:
                     missing -= 1
                     await results.put(result.model_copy(update={"index": number + count * result.index}))
@@ -407,7 +405,7 @@ async def _shared(
             result = await results.get()
             if isinstance(result, Exception):
                 raise result
-            if not in_order:
+            if not options.in_order:
                 yield result
                 continue
             waiting[result.index] = result

@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
+from belljar.engine.contract import MapOptions
 from belljar.errors import BelljarError, Busy
 from belljar.executions.cell import Cell
 from belljar.executions.execution import Execution
@@ -30,18 +30,6 @@ _LOOK_S: Final = 0.5
 _FOREVER_S: Final = 3600.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class MapOptions:
-    """How the pieces of a map are run; see `Engine.map`."""
-
-    environment: str = ""
-    at_once: int = 16
-    in_order: bool = False
-    keeps: bool = False
-    reseed: bool = False
-    retries_lost: bool = False
 
 
 class Map:

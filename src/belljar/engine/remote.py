@@ -19,7 +19,7 @@ import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from belljar import ipc
-from belljar.engine.contract import MAX_PART_BYTES, Access, CalledEngine, SessionFilter
+from belljar.engine.contract import MAX_PART_BYTES, Access, CalledEngine, MapOptions, SessionFilter
 from belljar.engine.models import FilePart
 from belljar.engine.operations import (
     IN_PATH,
@@ -215,8 +215,9 @@ def _speaker(access: Access) -> dict[str, str]:
 def _request(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the request for these arguments of a verb, as httpx takes it."""
     left = dict(arguments)
-    if isinstance(wanted := left.pop("wanted", None), SessionFilter):
-        left |= asdict(wanted)
+    for name in ("wanted", "options"):
+        if isinstance(several := left.pop(name, None), (SessionFilter, MapOptions)):
+            left |= asdict(several)
     request: dict[str, Any] = {
         "url": PREFIX + IN_PATH.sub(lambda part: _in_path(part, left.pop(part[1])), operation.path)
     }

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from belljar.distribution import own_version
-from belljar.engine.contract import Engine, SessionFilter
+from belljar.engine.contract import Engine, MapOptions, SessionFilter
 from belljar.engine.models import FilePart, Followed, ProgressStep
 from belljar.engine.operations import (
     BYTES,
@@ -210,7 +211,10 @@ def _arguments(operation: Operation, call: ApiCall) -> dict[str, Any]:
     """Return what a request says, by the names of the verb's arguments."""
     query = {known.argument or name: call.query[name] for name, known in operation.query.items()}
     path = {name: call.request.path_params[name] for name in operation.names_in_path}
-    return {**path, **query, **(dict(call.body) if call.body is not None else {})}
+    given = {**path, **query, **(dict(call.body) if call.body is not None else {})}
+    if operation.verb == "map":
+        given["options"] = MapOptions(**{one.name: given.pop(one.name) for one in fields(MapOptions)})
+    return given
 
 
 def _followed(item: Followed) -> dict[str, str]:

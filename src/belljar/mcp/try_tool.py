@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field, StrictInt
 
-from belljar.engine.contract import Engine
+from belljar.engine.contract import Engine, MapOptions
 from belljar.engine.models import Piece
 from belljar.errors import InvalidArgument, SessionNotFound
 from belljar.mcp.content import model_blocks
@@ -73,7 +73,9 @@ class TryTool:
         told: dict[int, MappedResult] = {}
         kept: MappedResult | None = None
         try:
-            mapped = self._engine.map(client, pieces, session_id, at_once=count, timeout_s=timeout_s, keeps=True)
+            mapped = self._engine.map(
+                client, pieces, session_id, MapOptions(at_once=count, timeout_s=timeout_s, keeps=True)
+            )
             async with aclosing(mapped) as results:
                 async for result in results:
                     told[result.index] = result

@@ -7,10 +7,9 @@ can be used, the server does all of it, and keeps what has a key.
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
 from typing import Final
 
-from belljar.engine.contract import MAX_PIECES, Access, Engine
+from belljar.engine.contract import MAX_PIECES, Access, Engine, MapOptions
 from belljar.engine.models import Piece
 from belljar.errors import BelljarError, EngineError, InvalidArgument
 from belljar.models import MappedResult
@@ -20,26 +19,12 @@ _KEY_BYTES: Final = 250
 _MOST_MAP_CHARS: Final = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class MapCall:
-    """How the pieces of a map are run, as `Engine.map` takes it."""
-
-    at_once: int = 16
-    timeout_s: float | None = None
-    in_order: bool = False
-    keeps: bool = False
-    reseed: bool = False
-    retries_lost: bool = False
-
-
 async def mapped(
     engine: Engine,
     codes: Iterable[str],
     keys: Iterable[str] | None,
-    options: MapCall,
-    *,
+    options: MapOptions,
     session_id: str = "",
-    environment: str = "",
 ) -> AsyncGenerator[MappedResult]:
     """Yield the results of a map; one of more pieces than an engine takes is several, one after the other."""
     if isinstance(codes, str):
@@ -57,7 +42,7 @@ async def mapped(
             if size > _MOST_MAP_CHARS and last > first:
                 break
             last += 1
-        told = engine.map(CALLER, pieces[first:last], session_id, environment=environment, **asdict(options))
+        told = engine.map(CALLER, pieces[first:last], session_id, options)
         missing = last - first
         async with aclosing(told) as results:
             async for result in results:
@@ -76,13 +61,7 @@ async def map_by_calls(
     access: Access,
     pieces: Sequence[Piece],
     session_id: str,
-    *,
-    environment: str,
-    at_once: int,
-    timeout_s: float | None,
-    in_order: bool,
-    keeps: bool,
-    reseed: bool,
+    options: MapOptions,
 ) -> AsyncGenerator[MappedResult]:
     """Yield the results of a map, as `Engine.map` does; one that fails to fork is told as rejected."""
     if any(piece.key for piece in pieces):
@@ -90,31 +69,31 @@ async def map_by_calls(
             "keys need the HTTP API of the server", hint="Connect with its URL and an api_key, or pass no keys"
         )
     base = (await engine.fork(access, session_id)).session_id if session_id else ""
-    places = asyncio.Semaphore(at_once)
+    places = asyncio.Semaphore(options.at_once)
 
     async def run(index: int, code: str) -> MappedResult:
         async with places:
             own = ""
             try:
                 if base:
-                    own = (await engine.fork(access, base, reseed=reseed)).session_id
+                    own = (await engine.fork(access, base, reseed=options.reseed)).session_id
                 else:
-                    async with aclosing(engine.open_session(access, environment)) as steps:
+                    async with aclosing(engine.open_session(access, options.environment)) as steps:
                         own = [step.session.session_id async for step in steps if step.session is not None][-1]
-                submitted = await engine.submit(access, own, code, timeout_s=timeout_s, asks="nobody", wait_s=2)
+                submitted = await engine.submit(access, own, code, timeout_s=options.timeout_s, asks="nobody", wait_s=2)
                 progress = submitted.progress
                 while progress is None or progress.result is None:
                     progress = await engine.wait(access, submitted.execution_id)
-                return MappedResult.of(progress.result, index, session_id=own if keeps else "")
+                return MappedResult.of(progress.result, index, session_id=own if options.keeps else "")
             except BelljarError as error:
                 return MappedResult.rejected(f"{error.code}: {error}", index)
             finally:
-                if own and not keeps:
+                if own and not options.keeps:
                     await engine.end(access, own)
 
     tasks = [asyncio.ensure_future(run(index, piece.code)) for index, piece in enumerate(pieces)]
     try:
-        for task in tasks if in_order else asyncio.as_completed(tasks):
+        for task in tasks if options.in_order else asyncio.as_completed(tasks):
             yield await task
     finally:
         for task in tasks:

@@ -26,7 +26,7 @@ from mcp.types import (
 )
 from pydantic import JsonValue, ValidationError
 
-from belljar.engine.contract import MAX_WAIT_S, Access, Asks, CalledEngine, Engine
+from belljar.engine.contract import MAX_WAIT_S, USUAL_MAP, Access, Asks, CalledEngine, Engine, MapOptions
 from belljar.engine.models import (
     ClientQuestion,
     ExecutionProgress,
@@ -245,28 +245,13 @@ class McpEngine(CalledEngine):
         access: Access,
         pieces: Sequence[Piece],
         session_id: str = "",
-        *,
-        environment: str = "",
-        at_once: int = 16,
-        timeout_s: float | None = None,
-        in_order: bool = False,
-        keeps: bool = False,
-        reseed: bool = False,
-        retries_lost: bool = False,
+        options: MapOptions = USUAL_MAP,
     ) -> AsyncGenerator[MappedResult]:
         """See `Engine`."""
-        options: Any = {
-            "environment": environment,
-            "at_once": at_once,
-            "timeout_s": timeout_s,
-            "in_order": in_order,
-            "keeps": keeps,
-            "reseed": reseed,
-        }
         if self._api is not None:
-            told = self._api.map(access, pieces, session_id, retries_lost=retries_lost, **options)
+            told = self._api.map(access, pieces, session_id, options)
         else:
-            told = map_by_calls(self, access, pieces, session_id, **options)
+            told = map_by_calls(self, access, pieces, session_id, options)
         async with aclosing(told) as results:
             async for result in results:
                 yield result

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 import anyio
 
-from belljar.engine.contract import MAX_PART_BYTES, Engine
+from belljar.engine.contract import MAX_PART_BYTES, Engine, MapOptions
 from belljar.errors import BelljarError, ExecutionNotFound, InvalidArgument, SessionNotFound, UsageError
 from belljar.files.file_types import file_reference
 from belljar.files.names import SANDBOX_ROOT, split
@@ -47,7 +47,7 @@ from belljar.python.execution_handle import (
     output_of,
     waited,
 )
-from belljar.python.mapping import MapCall, mapped
+from belljar.python.mapping import mapped
 
 if TYPE_CHECKING:
     from belljar.environments.installs import InstallOutcome
@@ -106,8 +106,8 @@ class SessionOpener:
         retry_lost: bool = False,
     ) -> AsyncGenerator[MappedResult]:
         """Run each code in a new session of its own, and yield the results as they come; see `SessionHandle.map`."""
-        options = MapCall(at_once, timeout_s, in_order=in_order, keeps=keep, retries_lost=retry_lost)
-        return mapped(self._engine, codes, keys, options, environment=environment)
+        options = MapOptions(environment, at_once, timeout_s, in_order, keep, retries_lost=retry_lost)
+        return mapped(self._engine, codes, keys, options)
 
     def execution(self, execution_id: str) -> "ExecutionHandle":
         """Return an execution of the caller by its id, also one from before a restart."""
@@ -328,8 +328,8 @@ class SessionHandle:
         `retry_lost` runs again. With `reseed` each draws other random numbers. Whoever leaves the loop early lets those
         that have begun go on to their end.
         """
-        options = MapCall(at_once, timeout_s, in_order=in_order, keeps=keep, reseed=reseed, retries_lost=retry_lost)
-        return mapped(self._engine, codes, keys, options, session_id=self._id)
+        options = MapOptions("", at_once, timeout_s, in_order, keep, reseed, retry_lost)
+        return mapped(self._engine, codes, keys, options, self._id)
 
     async def rewind(self, to: str | int) -> Rewinding:
         """Undo executions, back to before the one with this id, or this many of the last."""
