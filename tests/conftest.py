@@ -137,6 +137,7 @@ LONG = frozenset(
         "test_generated_tree.py",
         "test_hanging_servers.py",
         "test_image.py",
+        "test_host_faults.py",
         "test_hosts_restarted.py",
         "test_hosts_behind_proxies.py",
         "test_inspector.py",

@@ -152,8 +152,15 @@ class SessionObjects:
         await self.in_thread(self._put_head, name, head)
 
     async def tidy(self, standing: Standing, number: int) -> None:
-        """Delete what is older than an object that is there now: heads last, because whatever has one is looked for."""
-        old = [each.name for each in standing.objects if _number(each.name) < number]
+        """Delete what is older than an object that is there now: heads last, because whatever has one is looked for.
+
+        `standing` is as it was before; a bundle of that number was then begun by a server that was killed.
+        """
+        old = [
+            each.name
+            for each in standing.objects
+            if _number(each.name) < number or (_number(each.name) == number and each.name.endswith(".bundle"))
+        ]
         await self.in_thread(self.store.delete, sorted(old, key=lambda name: (name.endswith(".head"), name)))
 
     async def session_of(self, principal: str, kind: str, value: str) -> str:
