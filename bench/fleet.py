@@ -139,7 +139,7 @@ async def _passing_on(stage: Stage) -> list[Figure]:
     _folder_of(stage, machine)
     (machine / "workers").mkdir()
     async with AsyncExitStack() as stack:
-        alone = await stack.enter_async_context(_open_server(stage, stage.folder / "alone", {}))
+        alone = await stack.enter_async_context(_open_server(stage, stage.folder / "one-server", {}))
         first = await stack.enter_async_context(_open_server(stage, machine, {}))
         # A session of its own fills the second, so that it passes new ones on.
         full = {"BELLJAR_MAX_SESSIONS": "1", "BELLJAR_POOL_SIZE": "0"}
