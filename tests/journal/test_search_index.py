@@ -197,6 +197,28 @@ async def test_an_excerpt_of_words_without_end_is_short_and_its_marks_cannot_be_
     assert "<script>" in excerpt(rows(journal, "needle")[0])  # as it stands: pages escape it
 
 
+async def test_a_word_that_a_cell_has_very_often_is_found_in_linear_time(journal: Journal) -> None:
+    for number in range(5):
+        ran(journal, f"cell{number}", f"zeros = '{'0 ' * 20_000}'", "0. " * 30_000, "é0 " * 30_000)
+    ran(journal, "last", "print(0)")
+    rows(journal, "print")
+    before = time.process_time()
+    assert [row.execution_id for row in rows(journal, "0 zero É")] == [f"cell{number}" for number in range(5)][::-1]
+    (row,) = rows(journal, "print 0")
+    assert excerpt(row) == "[print]([0])"
+    assert time.process_time() - before < 5
+
+
+async def test_what_is_looked_for_is_marked_in_any_script_and_with_what_stands_around_it(journal: Journal) -> None:
+    ran(journal, "cell", "x" * 100 + " Größe_Región = '각설탕'", "ÉTÉ, été; e te\n")
+    assert excerpt(rows(journal, "region")[0]) == "…" + "x" * 73 + " Größe_[Región] = '각설탕'"
+    assert excerpt(rows(journal, "각")[0]).endswith("Größe_Región = '[각설탕]'")
+    assert excerpt(rows(journal, "ete")[0]) == "[ÉTÉ], [été]; e te\n"
+    assert excerpt(rows(journal, '"größe región" "e te"')[0]).count("[") == 2
+    with pytest.raises(InvalidArgument, match="65 words"):
+        rows(journal, " ".join(f"w{number}" for number in range(65)))
+
+
 async def test_an_index_that_is_broken_or_gone_is_made_anew(journal: Journal) -> None:
     ran(journal, "cell", "lasting = 1")
     assert found(journal, "lasting") == ["cell"]

@@ -8,13 +8,14 @@ any more is not found, even where this file still has it. Any thread may call th
 
 import hashlib
 import os
+import re
 import sqlite3
 import time
+import unicodedata
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 from typing import Final, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -31,8 +32,8 @@ _CELLS_AT_ONCE: Final = 100
 _MOST_CHARS: Final = 50_000
 """So much of the code is read in, of the beginning of the output and of its end."""
 _BUSY_S: Final = 5.0
-_CODE_WORDS, _OUTPUT_WORDS = 24, 32
-_MAX_PART_CHARS: Final = 300
+_MAX_WORDS: Final = 64
+_BEFORE_CHARS, _EXCERPT_CHARS = 80, 300
 _VERSION: Final = 1
 _TABLES: Final = """
 CREATE TABLE cells (
@@ -64,8 +65,7 @@ _GONE: Final = (
 )
 _FOUND: Final = (
     "SELECT c.number, c.execution_id, c.session_id, e.undone_at IS NOT NULL, "
-    "snippet(texts, 0, :mark, :mark, '…', :code_words), "
-    "CASE WHEN e.dropped_at IS NULL THEN snippet(texts, 1, :mark, :mark, '…', :output_words) ELSE '' END "
+    "texts.code, iif(e.dropped_at IS NULL, texts.output, NULL) "
     "FROM texts CROSS JOIN cells c ON c.number = texts.rowid "
     "CROSS JOIN journal.executions e ON e.id = c.execution_id AND e.session_id = c.session_id "
     "CROSS JOIN journal.sessions s ON s.id = e.session_id "
@@ -74,6 +74,9 @@ _FOUND: Final = (
     "ORDER BY texts.rowid DESC"
 )
 _EVENTS: Final = "SELECT sequence, text FROM journal.events WHERE execution_id = ? AND kind <> 'input' AND text <> '' "
+
+
+_WORD: Final = re.compile(r"[^\W_]+")  # as SQLite's `unicode61` has it
 
 
 class FoundText(NamedTuple):
@@ -120,16 +123,24 @@ def match_expression(text: str) -> str:
         raise InvalidArgument(
             f"the text to search has {len(text):,} characters", hint=f"Search for {MAX_QUERY_CHARS:,} at most"
         )
+    phrases = _phrases(text)
+    if not phrases:
+        raise InvalidArgument("there is no word to search for", hint="Write some letters or digits")
+    if (count := sum(len(_WORD.findall(phrase)) for phrase, _ in phrases)) > _MAX_WORDS:
+        raise InvalidArgument(f"the text to search has {count:,} words", hint=f"Search for {_MAX_WORDS} at most")
+    return " AND ".join(f'"{phrase}"{"" if is_quoted else "*"}' for phrase, is_quoted in phrases)
+
+
+def _phrases(text: str) -> list[tuple[str, bool]]:
+    """Return what has to occur, each once, and whether it stood in quotes."""
     text = text.encode(errors="replace").decode().replace("\0", " ")
-    wanted: list[str] = []
+    found: dict[tuple[str, bool], None] = {}
     for place, piece in enumerate(text.split('"')):
         is_quoted = place % 2 == 1
-        phrases = [piece] if is_quoted else piece.split()
-        telling = [phrase for phrase in phrases if any(character.isalnum() for character in phrase)]
-        wanted += [f'"{phrase}"{"" if is_quoted else "*"}' for phrase in telling]
-    if not wanted:
-        raise InvalidArgument("there is no word to search for", hint="Write some letters or digits")
-    return " AND ".join(wanted)
+        for phrase in [piece] if is_quoted else piece.split():
+            if _WORD.search(phrase):
+                found[phrase, is_quoted] = None
+    return list(found)
 
 
 def search(journal: Path, owner: str, query: TextQuery, until: float) -> tuple[list[FoundRow], int]:
@@ -320,42 +331,71 @@ def _delete_session(connection: sqlite3.Connection, session_id: str) -> None:
 
 
 def _found(connection: sqlite3.Connection, owner: str, query: TextQuery, expression: str) -> list[FoundRow]:
-    mark = token_hex(8)  # nothing that a cell prints can pass for it
     before = query.before or (2**62, "")
     values = {
-        "mark": mark,
         "wanted": expression,
         "before": min(before[0], 2**62),
         "owner": owner,
         "run": query.run,
         "most": _MOST_CHARS,
-        "code_words": _CODE_WORDS,
-        "output_words": _OUTPUT_WORDS,
     }
+    pattern = _pattern(query.text)
     found: list[FoundRow] = []
-    for number, execution_id, session_id, is_undone, *texts in connection.execute(_FOUND, values):
-        code, output = (_pieces(text, mark) for text in texts)
-        row = FoundRow(number, execution_id, session_id, owner, bool(is_undone), code, output)
-        if row.place < before and (code or output):
-            found.append(row)
+    for number, execution_id, session_id, is_undone, code, output in connection.execute(_FOUND, values):
+        if (number, execution_id) >= before:
+            continue
+        code_excerpt, output_excerpt = _excerpt(code, pattern), _excerpt(output or "", pattern)
+        if not (code_excerpt or output_excerpt):
+            if output is None:
+                continue  # it was in the output that the journal does not have any more
+            # A word of some script that SQLite sees otherwise than we do.
+            code_excerpt = [FoundText(code[:_EXCERPT_CHARS], is_match=False)]
+        found.append(FoundRow(number, execution_id, session_id, owner, bool(is_undone), code_excerpt, output_excerpt))
         if len(found) == query.limit:
             break
     return found
 
 
-def _pieces(text: str, mark: str) -> list[FoundText]:
-    """Return the pieces of an excerpt; none where nothing of what was looked for is in it."""
-    pieces = text.split(mark)
-    if len(pieces) < 2:
+# Excerpts: not by FTS5's `snippet` or `highlight`, whose time grows with the square of the matches in a text
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return what finds the places, in a folded text, of all that is looked for."""
+    alternatives: list[str] = []
+    for phrase, is_quoted in _phrases(text):
+        words = [re.escape(word) for word in _WORD.findall(_fold(phrase))]
+        alternatives.append(r"[\W_]++".join(words) + (r"(?![^\W_])" if is_quoted else r"[^\W_]*+"))
+    return re.compile(rf"(?<![^\W_])(?:{'|'.join(alternatives)})")
+
+
+def _fold(text: str) -> str:
+    """Return a text of the same length in lower case and without accents."""
+    return text.lower() if text.isascii() else text.translate(_Folding())
+
+
+class _Folding(dict[int, str]):
+    """What each character of a text becomes."""
+
+    def __missing__(self, number: int) -> str:
+        base, *marks = unicodedata.normalize("NFD", chr(number))
+        plain = (base if all(map(unicodedata.combining, marks)) else chr(number)).lower()
+        self[number] = folded = plain if len(plain) == 1 else chr(number)
+        return folded
+
+
+def _excerpt(text: str, pattern: re.Pattern[str]) -> list[FoundText]:
+    """Return the pieces of a text around the first place of what was looked for; none where it is not in it."""
+    folded = _fold(text)
+    if (first := pattern.search(folded)) is None:
         return []
-    return [FoundText(_cut(piece, place, len(pieces)), place % 2 == 1) for place, piece in enumerate(pieces) if piece]
-
-
-def _cut(piece: str, place: int, count: int) -> str:
-    """Return a piece without the part of it that is far from a match; a word may have any length."""
-    if len(piece) <= _MAX_PART_CHARS:
-        return piece
-    half = _MAX_PART_CHARS // 2
-    if place == 0:
-        return f"…{piece[-half:]}"
-    return f"{piece[:half]}…" if place == count - 1 else f"{piece[:half]}…{piece[-half:]}"
+    place = max(0, first.start() - _BEFORE_CHARS)
+    end = first.start() + _EXCERPT_CHARS
+    pieces = [FoundText("…", is_match=False)] if place else []
+    for match in pattern.finditer(folded, first.start(), end):
+        pieces += [
+            FoundText(text[place : match.start()], is_match=False),
+            FoundText(text[slice(*match.span())], is_match=True),
+        ]
+        place = match.end()
+    pieces.append(FoundText(text[place:end] + ("…" if end < len(text) else ""), is_match=False))
+    return [piece for piece in pieces if piece.text]
