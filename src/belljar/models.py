@@ -174,6 +174,12 @@ class MappedResult(ExecutionResult):
         return cls.model_construct(None, **fields)
 
     @classmethod
+    def of_lost(cls, cause: str, index: int) -> "MappedResult":
+        """Return the result of a piece that may have run."""
+        told = cls.rejected(cause, index)
+        return told.model_copy(update={"status": "died", "state": "lost", "cause": cause})
+
+    @classmethod
     def rejected(cls, reason: str, index: int, key: str = "") -> "MappedResult":
         """Return the result of a piece that never ran."""
         return cls(

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import ByteStream
 from calls import opened_runtime
 
 from belljar import ipc
-from belljar.engine.contract import Access, Engine, SessionFilter
+from belljar.engine.contract import Access, Engine, MapOptions, SessionFilter
 from belljar.engine.many import ManyEngine, servers_of
 from belljar.engine.models import Piece
+from belljar.engine.remote import RemoteEngine
 from belljar.environments import Environment
 from belljar.errors import BelljarError, QuestionNotFound, SessionNotFound
 from belljar.runtime import Runtime
+from belljar.servers import http_sockets
 
 pytestmark = pytest.mark.anyio
 
@@ -146,6 +149,47 @@ async def test_a_server_that_talks_nonsense_disturbs_no_other_one(
                 assert (await many.session(OPERATOR, entry.session_id)).session_id == entry.session_id
                 assert await many.submit(OPERATOR, entry.session_id, "1")
             assert len((await many.sessions(OPERATOR, SessionFilter())).items) == 2
+
+
+@pytest.mark.parametrize("retries", [False, True])
+async def test_pieces_of_a_server_that_is_lost_and_no_others_are_told_as_lost_or_run_elsewhere(
+    servers: tuple[Runtime, Runtime], tmp_path: Path, retries: bool
+) -> None:
+    one, other = servers
+    (beside,) = [
+        path for path in http_sockets(one.settings.data_directory) if path.parent.name == other.sessions.records.run
+    ]
+
+    async def pass_on(caller: ByteStream) -> None:
+        """Answer as the other server does, until it has told one piece of a map."""
+        with ipc.reachable(beside) as address:
+            there = await anyio.connect_unix(address)
+        async with caller, there, anyio.create_task_group() as copying:
+            copying.start_soon(_copy, caller, there)
+            await _copy(there, caller, b'"index"')
+            copying.cancel_scope.cancel()
+
+    async def places() -> dict[str, Engine]:
+        return {"one": one.late_engine.get(), "other": RemoteEngine(tmp_path / "http.sock")}
+
+    with ipc.reachable(tmp_path / "http.sock") as address:
+        async with await anyio.create_unix_listener(address) as listener, anyio.create_task_group() as serving:
+            serving.start_soon(listener.serve, pass_on)
+            options = MapOptions(at_once=2, in_order=True, retries_lost=retries)
+            pieces = [Piece(code=str(number)) for number in range(6)]
+            told = [result async for result in ManyEngine(places).map(OPERATOR, pieces, options=options)]
+            serving.cancel_scope.cancel()
+    assert [result.index for result in told] == [*range(6)]
+    lost = [] if retries else [3, 5]
+    assert [result.index for result in told if result.state == "lost"] == lost
+    assert [result.result for result in told] == [None if number in lost else str(number) for number in range(6)]
+
+
+async def _copy(source: ByteStream, target: ByteStream, until: bytes = b"") -> None:
+    async for piece in source:
+        await target.send(piece)
+        if until and until in piece:
+            return
 
 
 async def test_what_moved_to_another_server_is_found_there(servers: tuple[Runtime, Runtime]) -> None:

@@ -376,28 +376,35 @@ async def _shared(
     pieces: Sequence[Piece],
     options: MapOptions,
 ) -> AsyncGenerator[MappedResult]:
-    """Yield the results of a map whose pieces are shared among servers, as many for each."""
+    """Yield the results of a map whose pieces are shared among servers, as many for each.
+
+    Those of a server that is lost, and no others, are told as lost, or run at the next one if the options say so.
+    """
     count, at_once = len(places), options.at_once
     results: asyncio.Queue[MappedResult | Exception] = asyncio.Queue(at_once)
 
-    async def follow(number: int, engine: Engine) -> None:
+    async def follow(number: int) -> None:
         # What does not divide evenly goes to the first ones.
-        share = at_once // count + (number < at_once % count)
-        own = pieces[number::count]
-        missing = len(own)
+        its_options = replace(options, at_once=at_once // count + (number < at_once % count), in_order=False)
+        untold = dict.fromkeys(range(number, len(pieces), count))
         try:
-            async with aclosing(
-                engine.map(access, own, options=replace(options, at_once=share, in_order=False))
-            ) as told:
-                async for result in told:
-                    missing -= 1
-                    await results.put(result.model_copy(update={"index": number + count * result.index}))
-            if missing:
-                await results.put(ServerGone(f"a server has ended before {missing} of its pieces were told"))
+            for place in [*places[number:], *places[:number]][: count if options.retries_lost else 1]:
+                indices = [*untold]
+                with suppress(ServerGone):
+                    own = [pieces[index] for index in indices]
+                    async with aclosing(place.map(access, own, options=its_options)) as told:
+                        async for result in told:
+                            index = indices[result.index]
+                            del untold[index]
+                            await results.put(result.model_copy(update={"index": index}))
+                if not untold:
+                    return
+            for index in untold:
+                await results.put(MappedResult.of_lost("the server that had it is gone; it may have run there", index))
         except Exception as error:  # noqa: BLE001 - it is raised where the results are read
             await results.put(error)
 
-    tasks = [asyncio.ensure_future(follow(number, engine)) for number, engine in enumerate(places)]
+    tasks = [asyncio.ensure_future(follow(number)) for number in range(count)]
     waiting: dict[int, MappedResult] = {}
     following = 0
     try:
