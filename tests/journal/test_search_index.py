@@ -219,6 +219,23 @@ async def test_what_is_looked_for_is_marked_in_any_script_and_with_what_stands_a
         rows(journal, " ".join(f"w{number}" for number in range(65)))
 
 
+async def test_cells_of_a_session_that_left_and_came_back_are_found_though_their_places_are_earlier(
+    journal: Journal,
+) -> None:
+    SessionRecords(journal, RUN).enter("other", OWNER, "default", "", "live")
+    for number in range(9):
+        ran(journal, f"other{number}", "x = 1", session="other")
+    ran(journal, "first", "y = 1")
+    assert found(journal, "y") == ["first"]
+    for session in ("session", "other"):
+        journal.forget_session(session)
+    for name in ("first", "elsewhere", "again"):
+        ran(journal, name, "y = 1")
+    assert found(journal, "y") == ["again", "elsewhere", "first"]
+    journal.commit()
+    assert search(journal.path, OWNER, TextQuery("y", RUN), 0.0)[1] == 0
+
+
 async def test_an_index_that_is_broken_or_gone_is_made_anew(journal: Journal) -> None:
     ran(journal, "cell", "lasting = 1")
     assert found(journal, "lasting") == ["cell"]

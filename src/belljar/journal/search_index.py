@@ -53,10 +53,12 @@ _CELL: Final = (
     "(SELECT 1 FROM journal.sessions s WHERE s.id = e.session_id AND s.state = 'live') "
     "FROM journal.executions e WHERE rowid = ?"
 )
-# Each session is read on from its own latest cell that is known: those that come back from a store have new places.
+# Each session is read on from its own latest cell that is known and has its place yet: those that come back from a
+# store have new places, which may be before the old ones.
 _UNREAD: Final = (
     "SELECT e.rowid FROM journal.sessions s CROSS JOIN journal.executions e ON e.session_id = s.id AND e.rowid > "
-    "coalesce((SELECT max(place) FROM cells WHERE session_id = s.id), 0) "
+    "coalesce((SELECT c.place FROM cells c WHERE c.session_id = s.id AND EXISTS (SELECT 1 FROM journal.executions k "
+    "WHERE k.rowid = c.place AND k.id = c.execution_id) ORDER BY c.place DESC LIMIT 1), 0) "
     "WHERE s.principal = ? AND s.state <> 'gone' AND e.principal = s.principal ORDER BY s.used_at DESC, e.rowid"
 )
 _GONE: Final = (
