@@ -113,6 +113,19 @@ async def test_output_that_was_read_all_at_once_is_told_by_its_end(followable: F
     assert (await followable.until("ended", told[-1].id))[-1].id == f"{EXECUTION}:2"
 
 
+async def test_the_end_of_a_long_output_is_told_with_the_lines_that_came_before_it(followable: Followable) -> None:
+    followable.say("number\n" * STREAM_CHARS)
+    async with asyncio.timeout(60), aclosing(followable.follow()) as happened:
+        texts = (item.tail.text async for item in happened if item.tail is not None)
+        assert (await anext(texts)).endswith("number\n")
+        followable.say("the last but one\n")
+        followable.changes.publish("usage", "sampled", SESSION, OWNER)
+        assert (await anext(texts)).endswith("number\nthe last but one\n")
+        followable.say("the last\n")
+        followable.changes.publish("usage", "sampled", SESSION, OWNER)
+        assert (await anext(texts)).endswith("number\nthe last but one\nthe last\n")
+
+
 async def test_the_end_is_told_of_a_cell_whose_last_output_was_not_kept(followable: Followable) -> None:
     followable.say("kept\n")
     followable.sequence += 2  # what is dropped while too much waits for a file that cannot be written

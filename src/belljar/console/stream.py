@@ -312,7 +312,7 @@ class SessionPageStream:
             case "session" if item.session is not None:
                 html = self._pages.session_header(self._access, item.session)
                 yield change("inbox", count=len(await self._engine.questions(self._access)))
-                yield change("replace", "session-state", html, running=item.session.now is not None)
+                yield change("replace", "session-state", html)
                 for event in self._rewindable_cells(item.session.rewindable):
                     yield event
             case "gone":

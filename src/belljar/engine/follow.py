@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from belljar.change_signal import ChangeLog
 from belljar.engine.contract import BATCH_INTERVAL_S, STREAM_CHARS
 from belljar.engine.entries import read_execution
-from belljar.engine.history import ExecutionRow, HistoryReader
+from belljar.engine.history import ExecutionRow, HistoryReader, last_lines
 from belljar.engine.models import UNFINISHED, ExecutionEntry, Followed, SessionEntry, Tail
 from belljar.executions.execution import Execution
 from belljar.models import TEXT_KINDS
@@ -35,6 +35,8 @@ class _Cell:
     sequence: int = 0
     chars: int = 0
     lines: int = 0
+    end: str = ""
+    """The last lines of what came since only the end is told."""
     is_reported: bool = False
     is_ended: bool = False
     is_long: bool = False
@@ -207,14 +209,16 @@ class SessionFollower:
         cell.sequence = tail.sequence
         cell.chars += tail.chars
         cell.lines += tail.lines
+        cell.end = last_lines(cell.end + tail.text)
         for event in others:
             yield Followed(kind="output", id=cell.cursor, execution_id=cell.row.id, output=event)
             if event.kind == "clear":
                 cell.chars = cell.lines = 0
+                cell.end = ""
                 cell.is_long = False
         if tail.chars:
             whole = Tail(
-                execution_id=cell.row.id, sequence=tail.sequence, lines=cell.lines, chars=cell.chars, text=tail.text
+                execution_id=cell.row.id, sequence=tail.sequence, lines=cell.lines, chars=cell.chars, text=cell.end
             )
             yield Followed(kind="tail", id=cell.cursor, execution_id=cell.row.id, tail=whole)
         await asyncio.sleep(max(0.0, _TAIL_INTERVAL_S - (time.monotonic() - read_at)))

@@ -437,8 +437,12 @@ def _tail(connection: sqlite3.Connection, execution_id: str, since: int) -> tupl
             break
     if last == since:
         return None
-    kept = "\n".join(text.split("\n")[-TAIL_LINES - 1 :])
-    return Tail(execution_id=execution_id, sequence=last, lines=lines, chars=chars, text=kept), rich
+    return Tail(execution_id=execution_id, sequence=last, lines=lines, chars=chars, text=last_lines(text)), rich
+
+
+def last_lines(text: str) -> str:
+    """Return the end of a text, as much as is told of an output that is too long for a stream."""
+    return "\n".join(text[-_TAIL_CHARS:].split("\n")[-TAIL_LINES - 1 :])
 
 
 def parsed_place(place: str) -> int:

@@ -31,7 +31,10 @@ const KEYS = {
   k: () => moveCell(-1),
   o: foldCell,
   r: () => document.getElementById("code")?.focus(),
-  ".": () => document.getElementById("interrupt")?.click(),
+  ".": () => {
+    const button = document.getElementById("interrupt");
+    if (button?.checkVisibility()) button.click();
+  },
   "/": () => document.getElementById("q")?.focus(),
   "?": showHelp,
 };

@@ -10,8 +10,10 @@ import { openStream } from "./stream.js";
 
 const cells = /** @type {HTMLElement} */ (document.getElementById("cells"));
 const followButton = /** @type {HTMLButtonElement} */ (document.getElementById("follow"));
-const pauseButton = /** @type {HTMLButtonElement} */ (document.getElementById("pause"));
+const catchUpButton = /** @type {HTMLButtonElement} */ (document.getElementById("catch-up"));
+const head = /** @type {HTMLElement | null} */ (document.querySelector(".session-head"));
 const NEAR_END = 120;
+const GAP = 6;
 
 // Following the end, while frames and pictures grow too, until a person scrolls up
 
@@ -33,7 +35,11 @@ function setFollowing(follows) {
 
 function scrollToEnd() {
   followedHeight = cells.offsetHeight;
-  const surplus = cells.getBoundingClientRect().bottom - innerHeight + NEAR_END;
+  const beyond = cells.getBoundingClientRect().bottom - innerHeight;
+  // Some of the form below is shown too, but the head of the page covers nothing of the last cell for it.
+  const covered = head ? head.offsetHeight + Number.parseFloat(getComputedStyle(head).top) : 0;
+  const above = (cells.lastElementChild?.getBoundingClientRect().top ?? 0) - covered - GAP;
+  const surplus = beyond > above ? beyond + NEAR_END : Math.min(beyond + NEAR_END, above);
   if (surplus > 0) scrollBy(0, surplus);
 }
 
@@ -54,24 +60,29 @@ new ResizeObserver(() => {
   if (isFollowing) scrollToEnd();
 }).observe(cells);
 
-// A pause holds the page still and counts what it holds back
+// Held still, the page counts what it holds back
 
-pauseButton.addEventListener("click", () => {
-  const waiting = held;
-  held = held ? null : [];
-  for (const change of waiting ?? []) apply(change);
-  showPause();
+document.getElementById("hold")?.addEventListener("click", () => {
+  held ??= [];
+  showHeld();
+});
+catchUpButton.addEventListener("click", () => {
+  const waiting = held ?? [];
+  held = null;
+  for (const change of waiting) apply(change);
+  showHeld();
 });
 
-function showPause() {
-  pauseButton.textContent = held ? `Go on (${held.length} changes)` : "Pause";
+function showHeld() {
+  catchUpButton.hidden = !held;
+  catchUpButton.textContent = `Held still: show ${held?.length ?? 0} changes`;
 }
 
 /** @param {Change} change */
 function receive(change) {
   if (held) {
     held.push(change);
-    showPause();
+    showHeld();
     return;
   }
   apply(change);
@@ -97,7 +108,6 @@ function apply(change) {
       addUnfoldButtons(); // a cell may be undone before its end is told
       showLastError();
       if (change.target === "session-state") showName();
-      if (change.running !== undefined) pauseButton.hidden = !change.running && !held;
       break;
     case "text":
       addText(change.target, change.text ?? "");
@@ -154,7 +164,7 @@ function showLastError() {
   if (!failed) return;
   const raised = failed.querySelector(".error .raised")?.textContent?.trim().split("\n")[0] ?? "";
   link.href = `#${failed.id}`;
-  link.textContent = `Last error: ${failed.querySelector(".number")?.textContent ?? ""} ${raised.slice(0, 80)}`;
+  link.textContent = `Last error: ${failed.querySelector(".number")?.textContent ?? ""} ${raised.slice(0, 300)}`;
 }
 
 // In the heading and in the title, which may begin with the number of questions that wait.
@@ -236,6 +246,5 @@ startFigures();
 loadBlocks(cells);
 loadWhole(cells);
 startComposing();
-pauseButton.hidden = !document.querySelector("#session-state[data-runs]");
 if (isFollowing) scrollToEnd();
 openStream(document.body.dataset.stream ?? "", document.body.dataset.after ?? "", receive);

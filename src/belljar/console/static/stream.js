@@ -3,7 +3,7 @@
 
 /**
  * @typedef {{do: string, target: string, html?: string, text?: string, ids?: string[], list?: string, outputs?: string,
- *   ended?: string, running?: boolean, count?: number, parts?: Record<string, string>}} Change
+ *   ended?: string, count?: number, parts?: Record<string, string>}} Change
  */
 
 const RETRY_MS = [1000, 2000, 5000, 10000];
