@@ -11,7 +11,7 @@ from belljar.console.templating import chart, gauge_words
 from belljar.engine.usage import UsageSampler, WorkSampler
 
 
-@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [1.0, 2e9, 0.0], [0.001] * 180])
+@pytest.mark.parametrize("values", [[0.0] * 8, [1.0, 2e9, 0.0] * 3, [0.001] * 180])
 @pytest.mark.parametrize("limit", [None, 0.0, 1.0, 1e12])
 def test_a_chart_stays_in_its_frame_and_says_what_it_shows(values: list[float], limit: float | None) -> None:
     picture = str(chart("<Sessions>", "open", values, 15, limit))
@@ -25,6 +25,18 @@ def test_a_chart_stays_in_its_frame_and_says_what_it_shows(values: list[float], 
             assert 0 <= float(y) <= 110
     for line in root.iter("line"):
         assert 0 <= float(line.get("y1", "-1")) <= 110
+
+
+@pytest.mark.parametrize(("values", "now"), [([], "0"), ([3.0], "3"), ([0.0, 7.0, 7.0], "7")])
+def test_a_few_points_are_told_and_not_drawn(values: list[float], now: str) -> None:
+    root = ElementTree.fromstring(str(chart("Sessions", "open", values, 5, 64)))
+    assert "".join(root.itertext()) == f"Sessions {now} of 64 openCollecting: one point every 5 s."
+    assert root.find("svg") is None
+
+
+@pytest.mark.parametrize(("points", "told"), [(10, "50 s"), (180, "15 min")])
+def test_an_axis_begins_with_a_time_that_people_read(points: int, told: str) -> None:
+    assert f">{told} ago<" in str(chart("Memory", "MB", [1.0] * points, 5))
 
 
 def test_gauges_have_names_that_people_read() -> None:

@@ -100,7 +100,8 @@ async def test_code_is_shown_around_the_line_that_was_found(place: Place) -> Non
         page = (await browser.get(f"/console/inbox/{question.id}")).text
         assert '<p class="asker">The policy asks<' in page
         assert "May this code run?" in page
-        assert "<td>code.1</td><td>folders are &lt;b&gt;deleted&lt;/b&gt; only with a yes</td>" in page
+        assert "<td>folders are &lt;b&gt;deleted&lt;/b&gt; only with a yes <" in page
+        assert "(rule code.1 of the policy)" in page
         assert '<li value="400" class="marked">' in page
         assert "390 lines not shown here" in page
         assert (await browser.post(f"/console/inbox/{question.id}", data={"action": "decline"})).status_code == 303

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from belljar.console.cells import OutputBlock, is_tall
 from belljar.console.forms import FormField, form_fields
-from belljar.console.templating import duration_text
+from belljar.console.templating import duration_text, markup, visible
 from belljar.engine.contract import Access
 from belljar.engine.models import UNFINISHED, CallEntry, ExecutionEntry
+from belljar.outputs.html import highlighted
 from belljar.questions.models import InboxQuestion
 
 _WATERFALL_PIXELS: Final = 200
@@ -84,7 +85,7 @@ class ExcerptLine:
     """A line of code that somebody is asked about; `left_out` lines before it are not shown. No text at the end."""
 
     number: int
-    text: str | None
+    text: Any
     is_marked: bool = False
     left_out: int = 0
 
@@ -146,8 +147,8 @@ class QuestionView:
         about, lines, last = self.entry.about, list[ExcerptLine](), 0
         if about is None:
             return []
-        for line in about.code:
-            lines.append(ExcerptLine(line.number, line.text, line.is_marked, max(0, line.number - last - 1)))
+        for line, text in zip(about.code, _coloured([line.text for line in about.code]), strict=True):
+            lines.append(ExcerptLine(line.number, text, line.is_marked, max(0, line.number - last - 1)))
             last = line.number
         return [*lines, ExcerptLine(last, None, left_out=about.code_lines - last)] if about.code_lines > last else lines
 
@@ -156,6 +157,13 @@ class QuestionView:
         """Return a question with its form, for somebody who looks at it."""
         may_answer = access.is_operator or not entry.in_console
         return cls(entry, form_fields(entry.fields, is_password=entry.is_password), may_answer)
+
+
+def _coloured(lines: list[str]) -> list[Any]:
+    """Return lines of Python as HTML in the colours that cells have."""
+    texts = [visible(line) for line in lines]
+    made = highlighted("\n".join(texts)).split("\n")
+    return [markup(line) for line in made] if len(made) == len(lines) else list(texts)
 
 
 def waterfall(calls: list[CallEntry]) -> list[dict[str, Any]]:

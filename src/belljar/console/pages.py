@@ -345,8 +345,7 @@ class Pages:
             problems.append(
                 ("sessions", f"{sessions[-1]:g} of at most {limit:g} are open: the oldest idle ones go next")
             )
-        minutes = round(len(sessions) * usage.interval_s / 60, 1)
-        return {"health": health, "usage": usage, "sessions": sessions, "problems": problems, "minutes": minutes}
+        return {"health": health, "usage": usage, "sessions": sessions, "problems": problems}
 
     # Cells
 

@@ -120,7 +120,8 @@ class PageStreams:
                 waiting = await self._engine.questions(access)
                 for entry in waiting:
                     if entry.id not in sent:
-                        yield change("question", f"question-{entry.id}", self._pages.question(entry, access))
+                        made = await asyncio.to_thread(self._pages.question, entry, access)
+                        yield change("question", f"question-{entry.id}", made)
                 sent = {entry.id for entry in waiting}
                 if (ids := [f"question-{entry.id}" for entry in waiting]) != sent_ids:
                     sent_ids = ids

@@ -25,6 +25,18 @@ from belljar.products import products
 _FOLDER: Final = Path(__file__).parent
 _TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 _SHARED: Final = "shared.css"
+_LEAST_POINTS: Final = 8
+_GAUGE_WORDS: Final = {
+    "sessions_running": "Sessions running or waiting",
+    "sessions_fresh": "Sessions not used yet",
+    "sessions_limit": "Sessions, at most",
+    "cpus": "Processors",
+}
+_CHECK_WORDS: Final = {
+    "environment": "Python environment",
+    "journal": "records on disk",
+    "zygote": "quick start of sessions",
+}
 # Characters that nobody sees and that make two names look alike, or turn the order of what is around them. Not the
 # joiners, which some scripts cannot be written without.
 _INVISIBLE: Final = re.compile(
@@ -77,7 +89,7 @@ def _environment() -> Any:
         """Return a value as it is printed: markup of ours as it is, every other text with visible controls."""
         if not isinstance(value, str) or isinstance(value, markup):
             return value
-        return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", printable(value))
+        return visible(value)
 
     folders = [_FOLDER / "templates", *(one.templates for one in products() if one.templates is not None)]
     environment = jinja2.Environment(
@@ -103,6 +115,7 @@ def _environment() -> Any:
     environment.filters["duration"] = duration_text
     environment.filters["short"] = short
     environment.filters["gauge"] = gauge_words
+    environment.filters["check"] = check_words
     return environment
 
 
@@ -123,6 +136,11 @@ def markup(escaped: str) -> Any:
     return importlib.import_module("markupsafe").Markup(escaped)
 
 
+def visible(text: str) -> str:
+    """Return text with what would control, and what nobody sees, made visible."""
+    return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", printable(text))
+
+
 def short(identifier: str) -> str:
     """Return the beginning of an id, as people say it."""
     return identifier[:8]
@@ -141,10 +159,17 @@ def size_text(size: float) -> str:
 
 def gauge_words(name: str) -> str:
     """Return the name of a gauge or a limit as people read it, with its unit."""
+    if name in _GAUGE_WORDS:
+        return _GAUGE_WORDS[name]
     for ending, unit in (("_mb", ", MB"), ("_s", ", seconds")):
         if name.endswith(ending):
             name = name.removesuffix(ending) + unit
     return name.replace("_", " ").capitalize().replace(", mb", ", MB")
+
+
+def check_words(name: str) -> str:
+    """Return the name of a check of health as people read it."""
+    return _CHECK_WORDS.get(name, name)
 
 
 def duration_text(seconds: float) -> str:
@@ -206,15 +231,24 @@ def curve(name: str, value: str, history: list[float], most: float = 0.001) -> A
     return markup(f'<span class="curve">{escape(name)} {spark(name, history, most)} <b>{escape(value)}</b></span>')
 
 
-def chart(name: str, unit: str, values: list[float], minutes: float, limit: float | None = None) -> Any:
+def chart(name: str, unit: str, values: list[float], interval_s: float, limit: float | None = None) -> Any:
     """Return a chart of how a value went, with its axes named, its present value and what it must not reach."""
-    width, height, left, bottom = 320, 110, 44, 18
-    now, most = (values[-1], max(values)) if values else (0.0, 0.0)
+    limited = f"of {_round(limit)} " if limit is not None else ""
+    caption = (
+        f"<figcaption><span>{escape(name)}</span> <b>{escape(_round(values[-1] if values else 0.0))}</b> "
+        f'<span class="dim">{escape(limited + unit)}</span></figcaption>'
+    )
+    if len(values) < _LEAST_POINTS:
+        # A line through a few points shows a rise or a fall where there is none.
+        text = f"Collecting: one point every {interval_s:g} s."
+        return markup(f'<figure class="chart">{caption}<p class="hint">{escape(text)}</p></figure>')
+    width, height, left, bottom = 260, 100, 44, 18
+    now, most, span = values[-1], max(values), _span_text(len(values) * interval_s)
     # A limit far above all values would make them a flat line; it is told in words beside the name then.
     is_near = limit is not None and limit > 0 and most >= limit / 4
     top = (limit * 1.05 if limit is not None and is_near and limit > most else most) or 1.0
     plot_width, plot_height = width - left - 4, height - bottom - 8
-    step = plot_width / max(1, len(values) - 1)
+    step = plot_width / (len(values) - 1)
     places = [
         f"{left + place * step:.1f},{8 + plot_height * (1 - value / top):.1f}" for place, value in enumerate(values)
     ]
@@ -225,18 +259,20 @@ def chart(name: str, unit: str, values: list[float], minutes: float, limit: floa
         f'<line class="axis-line" x1="{left}" y1="{floor}" x2="{width}" y2="{floor}"/>',
         f'<text x="{left - 6}" y="14" text-anchor="end">{escape(_round(top))}</text>',
         f'<text x="{left - 6}" y="{floor}" text-anchor="end">0</text>',
-        f'<text x="{left}" y="{height - 3}">{escape(f"{minutes:g}")} min ago</text>',
+        f'<text x="{left}" y="{height - 3}">{escape(span)} ago</text>',
         f'<text x="{width - 2}" y="{height - 3}" text-anchor="end">now</text>',
         f'<line class="limit-line" x1="{left}" y1="{edge:.1f}" x2="{width}" y2="{edge:.1f}"/>' if is_near else "",
-        f'<polyline points="{line}"/>' if len(values) > 1 else "",
+        f'<polyline points="{line}"/>',
     ]
-    limited = f", limit {_round(limit)}" if limit is not None else ""
-    said = f"{name}: {_round(now)} {unit} now, at most {_round(most)} in the last {minutes:g} minutes{limited}"
+    said = f"{name}: {_round(now)} {limited}{unit} now, at most {_round(most)} in the last {span}"
     return markup(
-        f'<figure class="chart"><figcaption><span>{escape(name)}</span> <b>{escape(_round(now))}</b> '
-        f'<span class="dim">{escape(unit)}{escape(limited)}</span></figcaption>'
+        f'<figure class="chart">{caption}'
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(said)}">{"".join(parts)}</svg></figure>'
     )
+
+
+def _span_text(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _round(value: float) -> str:
