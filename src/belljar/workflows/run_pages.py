@@ -88,7 +88,7 @@ class RunPages:
             "run": run,
             "step": step,
             "variables": {name: _shown(value) for name, value in run.variables.items()},
-            "graph": markup(drawing(run.name, run.graph)) if run.graph else "",
+            "graph": markup(drawing(run.name, run.graph, _took(run))) if run.graph else "",
             "bars": [_bar(each.began_at, each.duration_s, begin, end) for each in run.steps],
             "axis_begin": duration_text(begin - _at(run.started_at)) if run.steps else "",
             "axis_end": duration_text(end - _at(run.started_at)) if run.steps else "",
@@ -111,6 +111,17 @@ class RunPages:
 
 def _shown(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False)[:_MAX_VALUE_CHARS]
+
+
+def _took(run: RunDetail) -> dict[str, str]:
+    """Return how long steps took that are over, with all of their rounds; nothing where not all rounds are here."""
+    if len(run.steps) < run.total_steps:
+        return {}
+    found: dict[str, float] = {}
+    for step in run.steps:
+        found[step.node] = found.get(step.node, 0.0) + step.duration_s
+    going = {step.node for step in run.steps if step.state in ("running", "waiting")}
+    return {node: duration_text(seconds) for node, seconds in found.items() if node not in going}
 
 
 def _at(time_iso: str) -> float:
