@@ -247,6 +247,18 @@ async def test_an_index_that_is_broken_or_gone_is_made_anew(journal: Journal) ->
     assert found(journal, "lasting") == ["cell"]
 
 
+@pytest.mark.parametrize(
+    "altered",
+    ["UPDATE texts_config SET v = 99 WHERE k = 'version'", "UPDATE texts_content SET c1 = CAST(x'ff41' AS TEXT)"],
+)
+async def test_an_index_whose_rows_were_altered_is_made_anew(journal: Journal, altered: str) -> None:
+    ran(journal, "first", "alpha", "beta\n")
+    assert found(journal, "beta") == ["first"]
+    with closing(sqlite3.connect(next((journal.path.parent / "search").glob("*.sqlite")))) as index, index:
+        index.execute(altered)
+    assert found(journal, "beta") == ["first"]
+
+
 async def test_what_takes_too_long_to_read_in_is_told_and_gone_on_with(journal: Journal) -> None:
     for number in range(250):
         ran(journal, f"cell{number}", "many = 1")

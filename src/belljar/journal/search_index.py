@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from belljar.errors import EngineError, InvalidArgument
 from belljar.files.private import FILE_MODE, make_folder
-from belljar.journal.damage import is_damage
+from belljar.journal.damage import PRIMARY_CODE
 from belljar.outputs.terminal_text import as_plain
 
 FOLDER: Final = "search"
@@ -78,6 +78,11 @@ _FOUND: Final = (
 _EVENTS: Final = "SELECT sequence, text FROM journal.events WHERE execution_id = ? AND kind <> 'input' AND text <> '' "
 
 
+_UNDAMAGED: Final = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT),
+)
+"""Errors of SQLite that do not come from what is in the file; a page that was altered may cause any other."""
 _WORD: Final = re.compile(r"[^\W_]+")  # as SQLite's `unicode61` has it
 
 
@@ -154,8 +159,8 @@ def search(journal: Path, owner: str, query: TextQuery, until: float) -> tuple[l
     with _told():
         try:
             return _search(journal, owner, query, expression, until)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in _UNDAMAGED:
                 raise
             _remove(_file(journal, owner))  # all that it has is in the journal
             return _search(journal, owner, query, expression, until)
