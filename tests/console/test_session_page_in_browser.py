@@ -146,7 +146,7 @@ async def test_the_last_error_is_a_click_away_and_told_in_the_list(place: Place,
     failed = await place.agent.execute("raise ValueError('<b>the first</b>')")
     page = await signed_in(place, chromium)
     row = page.locator(f"#session-{failed.session_id}")
-    await expect(row.get_by_text("error", exact=True)).to_be_visible()
+    await expect(row.get_by_text("ValueError", exact=True)).to_be_visible()
     await page.goto(f"{place.url}/console/sessions/{failed.session_id}")
     link = page.locator("#last-error")
     await expect(link).to_have_text("Last error: [1] ValueError: <b>the first</b>")

@@ -42,6 +42,7 @@ _CHECK_WORDS: Final = {
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2060-\u2064\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
+_RUN: Final = re.compile("(workflow .+), (run [0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ def _environment() -> Any:
         "navigation": _navigation(),
         "ago": ago,
         "until": until,
+        "titled": titled,
         "spark": spark,
         "curve": curve,
         "chart": chart,
@@ -144,6 +146,12 @@ def visible(text: str) -> str:
 def short(identifier: str) -> str:
     """Return the beginning of an id, as people say it."""
     return identifier[:8]
+
+
+def titled(name: str) -> tuple[str, str]:
+    """Return what a session is called and, apart, the run of a workflow that it was made for, if any."""
+    found = _RUN.fullmatch(name)
+    return (found[1], found[2]) if found else (name, "")
 
 
 def size_text(size: float) -> str:

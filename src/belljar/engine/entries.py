@@ -34,7 +34,15 @@ class Entries:
         """Return sessions as lists show them; what waits for a person is looked up once for all of them."""
         asked: dict[str, AskedPerson] = {}
         for question in self._registry.inbox.waiting(None):
-            asked.setdefault(question.session_id, AskedPerson(question_id=question.id, title=question.title))
+            asked.setdefault(
+                question.session_id,
+                AskedPerson(
+                    question_id=question.id,
+                    title=question.title,
+                    put_at=question.put_at,
+                    expires_at=question.expires_at or "",
+                ),
+            )
         return [self._session(row, asked.get(row.id)) for row in rows]
 
     def session(self, row: SessionRecord) -> SessionEntry:
@@ -66,6 +74,7 @@ class Entries:
         kernel, last = session.session_kernel.kernel, session.queue.latest()
         running = next((one for one in session.queue.running() if one.has_started), None)
         memory, cpu = self._usage.of(session.id)
+        result = last.result() if last else None
         return entry.model_copy(
             update={
                 "state": session.state,
@@ -77,7 +86,8 @@ class Entries:
                 "cpu_percent": cpu[-1] if cpu else 0.0,
                 "memory_history": memory,
                 "cpu_history": cpu,
-                "last_status": last.result().status if last else None,
+                "last_status": result.status if result else None,
+                "last_error": (result.error or "")[:_MAX_FIRST_LINE] if result else "",
                 "last_cause": session.session_kernel.last_cause or "",
                 "now": self._running_cell(running) if running else None,
                 "rewindable": session.session_kernel.checkpoints.targets,

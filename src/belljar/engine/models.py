@@ -96,6 +96,8 @@ class AskedPerson(Model):
 
     question_id: str
     title: str
+    put_at: str = ""
+    expires_at: str = ""
 
 
 class SessionEntry(Model):
@@ -124,6 +126,8 @@ class SessionEntry(Model):
     """Resident memory in megabytes over the last minutes, oldest first."""
     cpu_history: list[float] = []
     last_status: ExecutionState | None = None
+    last_error: str = ""
+    """What its latest cell failed with, if it did."""
     last_cause: str = ""
     """The latest limit, timeout, interrupt or death; of a session that is not live, why it ended."""
     now: RunningCell | None = None
