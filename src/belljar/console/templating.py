@@ -32,6 +32,24 @@ _GAUGE_WORDS: Final = {
     "sessions_limit": "Sessions, at most",
     "cpus": "Processors",
 }
+_MEDIA: Final = frozenset({"image", "audio", "video", "font"})
+_FILE_TYPES: Final = {
+    "text/csv": "table (CSV)",
+    "text/tab-separated-values": "table (TSV)",
+    "text/html": "web page",
+    "text/markdown": "Markdown",
+    "text/x-python": "Python code",
+    "application/json": "JSON",
+    "application/pdf": "PDF",
+    "application/zip": "archive",
+    "application/gzip": "archive",
+    "application/x-tar": "archive",
+    "application/x-ipynb+json": "notebook",
+    "application/vnd.apache.parquet": "table (Parquet)",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "Excel workbook",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": "Word document",
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation": "PowerPoint slides",
+}
 _CHECK_WORDS: Final = {
     "environment": "Python environment",
     "journal": "records on disk",
@@ -115,6 +133,8 @@ def _environment() -> Any:
     }
     environment.filters["bytes"] = size_text
     environment.filters["duration"] = duration_text
+    environment.filters["breaking"] = breaking
+    environment.filters["file_type"] = file_type
     environment.filters["short"] = short
     environment.filters["gauge"] = gauge_words
     environment.filters["check"] = check_words
@@ -163,6 +183,17 @@ def size_text(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return ""
+
+
+def breaking(name: str) -> Any:
+    """Return a name that is broken, where it has to be, behind a hyphen or an underscore."""
+    return markup(re.sub("(?<=[-_])(?=[^-_])", "<wbr>", escape(visible(name))))
+
+
+def file_type(mime: str) -> str:
+    """Return a media type in plain words."""
+    kind, _, rest = mime.partition("/")
+    return _FILE_TYPES.get(mime) or ("text" if kind == "text" else kind if kind in _MEDIA else rest and "file")
 
 
 def gauge_words(name: str) -> str:
