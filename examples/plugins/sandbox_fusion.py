@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from belljar.engine.contract import Access, Engine
+from belljar.engine.contract import Access, Engine, MapOptions
 from belljar.engine.models import Piece
 from belljar.errors import BelljarError
 from belljar.hooks import hookimpl
@@ -93,8 +93,8 @@ def http_routes(runtime: Runtime) -> dict[str, Any]:
 async def _run(engine: Engine, access: Access, asked: RunCode, sent: dict[str, str]) -> dict[str, Any]:
     files = sent | {"main.py": base64.b64encode(asked.code.encode(errors="replace")).decode()}
     piece = Piece(code=f"{PROGRAM}_main({files!r}, {asked.stdin or ''!r})")
-    mapped = engine.map(access, [piece], timeout_s=asked.run_timeout, keeps=bool(asked.fetch_files))
-    async with aclosing(mapped) as results:
+    options = MapOptions(timeout_s=asked.run_timeout, keeps=bool(asked.fetch_files))
+    async with aclosing(engine.map(access, [piece], options=options)) as results:
         result = await anext(results)
     if result.status == "rejected":
         return FAILED | {"message": result.error or ""}

@@ -44,7 +44,7 @@ async def test_every_page_of_tools_is_read_in_the_servers_order(upstreams: Upstr
     assert (server.instructions, server.error) == ("Handle with care.", "")
     add = catalogue.find("awkward", "add")
     assert add is not None
-    assert (add.title, add.annotations.read_only, add.annotations.open_world) == ("Add two numbers", True, False)
+    assert (add.title, add.annotations.read_only, add.annotations.idempotent) == ("Add two numbers", True, True)
     assert add.output_schema is not None
 
 

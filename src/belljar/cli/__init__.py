@@ -213,9 +213,7 @@ GROUPS: dict[str, CommandGroup] = {
                 "fleet:status_command",
                 "List the servers of the fleet and how they are, as the one of this data directory knows them.",
             ),
-            "drain": CommandEntry(
-                "fleet:drain_command", "Have a server take no new sessions, so that its machine can be taken away."
-            ),
+            "drain": CommandEntry("fleet:drain_command", "Empty a server, so that its machine can be taken away."),
         },
     ),
     "journal": CommandGroup(
