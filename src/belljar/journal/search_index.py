@@ -86,7 +86,7 @@ _UNDAMAGED: Final = (
 _WORD: Final = re.compile(r"[^\W_]+")  # as SQLite's `unicode61` has it
 
 
-class FoundText(NamedTuple):
+class ExcerptPiece(NamedTuple):
     """A piece of a text, and whether it is what was looked for."""
 
     text: str
@@ -102,8 +102,8 @@ class FoundRow:
     session_id: str
     owner: str
     is_undone: bool
-    code: list[FoundText]
-    output: list[FoundText]
+    code: list[ExcerptPiece]
+    output: list[ExcerptPiece]
 
     @property
     def place(self) -> tuple[int, str]:
@@ -356,7 +356,7 @@ def _found(connection: sqlite3.Connection, owner: str, query: TextQuery, express
             if output is None:
                 continue  # it was in the output that the journal does not have any more
             # A word of some script that SQLite sees otherwise than we do.
-            code_excerpt = [FoundText(code[:_EXCERPT_CHARS], is_match=False)]
+            code_excerpt = [ExcerptPiece(code[:_EXCERPT_CHARS], is_match=False)]
         found.append(FoundRow(number, execution_id, session_id, owner, bool(is_undone), code_excerpt, output_excerpt))
         if len(found) == query.limit:
             break
@@ -390,19 +390,19 @@ class _Folding(dict[int, str]):
         return folded
 
 
-def _excerpt(text: str, pattern: re.Pattern[str]) -> list[FoundText]:
+def _excerpt(text: str, pattern: re.Pattern[str]) -> list[ExcerptPiece]:
     """Return the pieces of a text around the first place of what was looked for; none where it is not in it."""
     folded = _fold(text)
     if (first := pattern.search(folded)) is None:
         return []
     place = max(0, first.start() - _BEFORE_CHARS)
     end = first.start() + _EXCERPT_CHARS
-    pieces = [FoundText("…", is_match=False)] if place else []
+    pieces = [ExcerptPiece("…", is_match=False)] if place else []
     for match in pattern.finditer(folded, first.start(), end):
         pieces += [
-            FoundText(text[place : match.start()], is_match=False),
-            FoundText(text[slice(*match.span())], is_match=True),
+            ExcerptPiece(text[place : match.start()], is_match=False),
+            ExcerptPiece(text[slice(*match.span())], is_match=True),
         ]
         place = match.end()
-    pieces.append(FoundText(text[place:end] + ("…" if end < len(text) else ""), is_match=False))
+    pieces.append(ExcerptPiece(text[place:end] + ("…" if end < len(text) else ""), is_match=False))
     return [piece for piece in pieces if piece.text]
